@@ -99,7 +99,8 @@ def fit(
     """
     name, asked = asked_recipe(recipe, overrides)
     device = asked_hardware(hardware, memory)
-    where = device.datasheet.title if memory is None else str(memory)
+    size = f"{memory:,} B" if isinstance(memory, int) else memory
+    where = device.datasheet.title if size is None else size
     if quick:
         found = ConfirmedFit.by_arithmetic(by_arithmetic(asked, device, margin=margin))
     else:

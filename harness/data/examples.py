@@ -166,7 +166,8 @@ def tools_of(fields: Mapping[str, Any], where: str) -> tuple[Any, ...]:
 def string_of(fields: Mapping[str, Any], field: str, where: str) -> str:
     value = fields[field]
     if not isinstance(value, str):
-        raise InputError(f"{where}: `{field}` is {type(value).__name__}, not a string. Give text there.")
+        kind = "null" if value is None else type(value).__name__
+        raise InputError(f"{where}: `{field}` is {kind}, not a string. Give text there.")
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -40,7 +40,7 @@ def example_lengths(
         if vocab_size is None or vocab_size > MOST_WORDS_OF_BYTES:
             raise InputError(
                 f"--data {data}: model: {recipe.model} is a config without a tokenizer, so nothing tells how "
-                "many tokens a text has. Give --tokenizer with a checkpoint's folder, or make model: one."
+                "many tokens a text has. Give --tokenizer with a checkpoint's folder, or set model to one."
             )
         words = build_tokenizer(
             named.model_copy(update={"weights": "random"}), vocab_size=vocab_size, tokenizer_source=None

@@ -103,12 +103,14 @@ def _lines(name: str, found: Sequence[Cards]) -> Iterator[str]:
             f"{_number(cards.cost_per_million_tokens, 3):>13}",
         ]
         yield f"  {f'{cards.gpus} × {offer.name}':<22} {' '.join(cells)}"
-    none = [cards for cards in _by_device(found) if not _fewest(cards)]
-    if none:
-        names = ", ".join(cards[0].offer.name for cards in none)
-        yield from wrap(
-            f"none of these numbers fits: {names}", 78, initial_indent="  ", subsequent_indent="    "
-        )
+    none: dict[str, list[str]] = {}
+    for offer in (cards[0].offer for cards in _by_device(found) if not _fewest(cards)):
+        unable = offer.required_bytes is None
+        verdict = f"cannot run it, {offer.reason}" if unable else "none of these numbers fits"
+        none.setdefault(verdict, []).append(offer.name)
+    for verdict, names in none.items():
+        text = f"{verdict}: {', '.join(names)}"
+        yield from wrap(text, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     yield ""
     if not fewest:
         yield f"  not even {counts[-1]} cards of any device: try more, or what `harness fit` proposes"

@@ -48,7 +48,7 @@ def compare_hardware(
     where that is asked for. Raises InputError for what nobody knows.
     """
     devices = all_hardware(prices)
-    able = [device for device in devices if not device.lacks(recipe.compute_dtype, recipe.attention)]
+    able = [device for device in devices if not device.lacks(recipe)]
     warned: set[str] = set()
     offers = [unable(device, recipe) for device in devices if device not in able]
     kinds = changeable = every_kind = _by_kernels(able)

@@ -70,7 +70,7 @@ def _offer(device: Hardware, needed: int, tokens_per_s: float | None, bound: str
 
 def unable(device: Hardware, recipe: Recipe) -> Offer:
     """Of a device that cannot compute the recipe's dtype or attention."""
-    sheet, reason = device.datasheet, device.lacks(recipe.compute_dtype, recipe.attention)
+    sheet, reason = device.datasheet, device.lacks(recipe)
     common = sheet.name, sheet.title, device.memory_bytes, None, False, reason
     return Offer(*common, price_per_hour=device.price_per_hour)
 

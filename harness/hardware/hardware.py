@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,6 +15,9 @@ from harness.errors import InputError
 from harness.hardware.table import DATASHEETS, MIB, NOT_MODELLED, TABLE_NAMES, Datasheet
 from harness.step_profile import HardwareSummary, StepProfile
 from harness.system import parse_json, profiles_folder, read_whole
+
+if TYPE_CHECKING:
+    from harness.recipe import Recipe
 
 
 def table_device(profile: StepProfile) -> "Hardware | None":
@@ -154,22 +157,22 @@ class Hardware:
             )
         return self.datasheet.flops[dtype].value
 
-    def lacks(self, dtype: str, attention: str) -> str:
-        """What of a recipe's `compute_dtype` and `attention` it cannot compute, as in "no bf16 units"; else
-        empty. Flash attention's packages begin with Ampere (transformers/modeling_flash_attention_utils.py,
-        cuda_min_major_version)."""
-        if not self.supports(dtype):
-            return f"no {dtype} units"
+    def lacks(self, recipe: Recipe) -> str:
+        """What the recipe needs and it cannot compute, as in "no bf16 units"; else empty. Flash attention's
+        packages begin with Ampere (transformers/modeling_flash_attention_utils.py, cuda_min_major_version).
+        """
+        if not self.supports(recipe.compute_dtype):
+            return f"no {recipe.compute_dtype} units"
         old = float(self.datasheet.compute_capability) < 8
-        return f"no {attention}" if old and attention.startswith("flash") else ""
+        return "no flash attention" if old and recipe.flash_package else ""
 
-    def check(self, dtype: str, attention: str) -> None:
+    def check(self, recipe: Recipe) -> None:
         """Raise InputError for what the device `lacks`."""
-        self.peak_flops(dtype)
-        if self.lacks(dtype, attention):
+        self.peak_flops(recipe.compute_dtype)
+        if self.lacks(recipe):
             raise InputError(
-                f"hardware: {self.name} has compute capability {self.datasheet.compute_capability}, and "
-                f"attention: {attention} needs 8.0; set attention: sdpa, or choose another device."
+                f"hardware: {self.name} has compute capability {self.datasheet.compute_capability}, and the "
+                "packages of flash attention need 8.0; set attention: sdpa, or choose another device."
             )
 
     def summary(self, dtype: str) -> HardwareSummary:

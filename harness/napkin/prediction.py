@@ -16,7 +16,7 @@ def estimate(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None
 
     Raises InputError for a config without sizes, and for layers, a length or a dtype that are not to be had.
     """
-    hardware.check(recipe.compute_dtype, recipe.attention)
+    hardware.check(recipe)
     shape = shape or load_shape(recipe.model)
     if shape.positions and recipe.seq_len > shape.positions:
         raise InputError(

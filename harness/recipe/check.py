@@ -45,8 +45,10 @@ NAMED_ELSEWHERE = {
     **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "quantization"),
     **dict.fromkeys(("epochs", "num_train_epochs"), "steps"),
     **dict.fromkeys(("fsdp", "deepspeed", "zero"), "parallel"),
+    **dict.fromkeys(("gpus", "num_gpus", "world_size"), "dp_shard"),
 }
 """Fields as the arguments of transformers, peft and TRL call them, where no letters tell."""
+BESIDE = ("hardware", "memory", "device", "phases", "out")
 
 
 class ImpossiblePair(InputError):
@@ -101,6 +103,8 @@ def no_field(name: str, known: Collection[str], otherwise: str) -> str:
     """That there is no field `name`, and which of `known` is meant; `otherwise`: where none is like it."""
     here = NAMED_ELSEWHERE.get(name.lower())
     hint = f" Here it is {here}: give {accepted_values(here)}." if here else nearest(shortened(name), known)
+    if name in BESIDE:
+        hint = " It is an argument of some questions, given beside the recipe's fields."
     return f"there is no field {shortened(name)}.{hint or otherwise}"
 
 

@@ -16,8 +16,8 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         ("task", "loss"),
         lambda r: not r.writes and r.loss != "standard",
-        "no logits of all tokens are there to save: dpo, kto and grpo compute them in chunks, by TRL's "
-        "kernels, and a head of scores, or none, has none; set loss: standard",
+        "it saves logits of all tokens, which dpo, kto and grpo never hold at once, orpo reads too, and a "
+        "head of scores, or none, has not; set loss: standard",
     ),
     Rule(
         ("task", "packing"),

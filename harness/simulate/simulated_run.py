@@ -90,7 +90,7 @@ def simulate(
     the profile is of the simulated steps alone, without stacks: the memory's log has those after them.
     Raises InputError for a dtype or attention that the device has not, and for `compile`: napkin answers.
     """
-    hardware.check(recipe.compute_dtype, recipe.attention)
+    hardware.check(recipe)
     if not 0 <= rank < recipe.world_size:
         there = f"ranks 0 to {recipe.world_size - 1}" if recipe.world_size > 1 else "rank 0 alone"
         raise InputError(

@@ -118,7 +118,8 @@ def load_plain(data: bytes, origin: str = "the snapshot") -> Any:
     except TooManyValues as error:
         raise InputError(f"{origin}: {error}. {SMALLER}") from None
     except (pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError, EOFError) as error:
-        raise InputError(f"{origin} is damaged: {error}.") from None
+        whole = "" if is_pickle else ", or no snapshot at all"
+        raise InputError(f"{origin} is damaged{whole}: {error}.") from None
     except RecursionError:
         raise InputError(f"{origin} nests too deep.") from None
     finally:

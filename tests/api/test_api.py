@@ -183,6 +183,8 @@ WRONG: dict[str, Callable[[], object]] = {
     "path=7": lambda: harness.load_profile(7),
     "about=5": lambda: harness.report(5),
     "seq_len: -5": lambda: harness.simulate(harness.load_recipe("smoke").model_copy(update={"seq_len": -5})),
+    "no field gpus. Here it is dp_shard": lambda: harness.fit("smoke", gpus=4, quick=True),
+    "no field hardware. It is an argument": lambda: harness.run("smoke", hardware="h100"),
     "no field nosuch": lambda: harness.napkin(harness.load_recipe("smoke").model_copy(update={"nosuch": 3})),
     "seq_len: 1.5": lambda: harness.napkin(harness.load_recipe("smoke").model_copy(update={"seq_len": 1.5})),
     "recipe: missing": lambda: harness.napkin(),
@@ -205,6 +207,9 @@ def test_a_wrong_argument_is_an_input_error(said: str):
 
 def test_a_number_of_bytes_is_taken_as_bytes():
     assert harness.napkin("smoke", memory=1000).hardware.memory_bytes == 1000
+    assert str(harness.fit("smoke", memory=16 * 2**30, quick=True)).startswith(
+        "smoke on 17,179,869,184 B (16.00 GiB): fits"
+    )
     assert same(
         harness.napkin("smoke", memory=16 * 2**30, **SMALL), harness.napkin("smoke", memory="16GiB", **SMALL)
     )

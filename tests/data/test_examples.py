@@ -57,7 +57,7 @@ def test_alpaca_is_its_own_prompt_and_the_answer() -> None:
         ({"conversations": [{"from": "alien", "value": "a"}]}, "from 'alien', who is not known"),
         ({"conversations": [{"from": "human"}]}, "has no `value`"),
         ({"messages": [ASK], "tools": "none"}, "`tools` is str"),
-        ({"instruction": "a", "output": None}, "`output` is NoneType"),
+        ({"instruction": "a", "output": None}, "`output` is null"),
         ({"question": "a"}, "lacks the fields .* it has 'question', and needs `text`; `prompt`"),
     ],
 )

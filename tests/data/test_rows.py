@@ -495,7 +495,7 @@ def test_as_many_micro_batches_as_the_message_says_are_walked_through() -> None:
         ("a.jsonl", "[1]\n", "line 1 is a JSON list, not an object"),
         ("a.jsonl", '{"question": "a"}\n', "line 1 lacks the fields .* it has 'question'"),
         ("a.jsonl", '{"prompt": "a"}\n', "line 1 lacks the fields"),
-        ("a.jsonl", '\n{"text": null}\n', "line 2: `text` is NoneType"),
+        ("a.jsonl", '\n{"text": null}\n', "line 2: `text` is null"),
         ("a.jsonl", '{"text": "\\ud800"}\n', "line 1: `text` is not Unicode"),
         ("a.jsonl", b'{"text": "' + b"a" * LONGEST_LINE_BYTES + b'"}', "line 1 is longer than 16 MiB"),
         (

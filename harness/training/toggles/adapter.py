@@ -6,7 +6,6 @@ from dataclasses import fields
 from typing import Any
 
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from harness.errors import InputError, MissingDependency, is_out_of_memory, nearest
 from harness.recipe import Recipe, shown
@@ -138,9 +137,14 @@ def missing_targets(recipe: Recipe, config: Any) -> Iterator[Problem]:
 
 def _linear_layers(model: nn.Module) -> list[str]:
     """The last names of those that an adapter may have."""
-    linear = (nn.Linear, Conv1D)
-    names = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, linear)}
-    return sorted(names - {"lm_head"})
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, part in model.named_modules()
+            if isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"  # GPT-2's, of transformers
+        }
+        - {"lm_head"}
+    )
 
 
 def dropout_problems(recipe: Recipe, config: Any) -> Iterator[Problem]:
