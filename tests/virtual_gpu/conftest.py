@@ -3,6 +3,7 @@ virtual-gpu` runs it in an environment that has it."""
 
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def emulate(tmp_path: Path) -> Emulate:
         status: int = 0,
     ) -> subprocess.CompletedProcess[str]:
         if code is not None:
-            command = (sys.executable, "-c", code)
+            command = (sys.executable, "-c", textwrap.dedent(code))
         whole = [sys.executable, "-m", "harness", "emulate", "--gpu", gpu, *options, "--", *command]
         done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=3600, check=False)
         assert done.returncode == status, done.stdout[-2000:] + done.stderr[-4000:]
