@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run_harness
+
 Emulate = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -25,9 +27,6 @@ def emulate(tmp_path: Path) -> Emulate:
     ) -> subprocess.CompletedProcess[str]:
         if code is not None:
             command = (sys.executable, "-c", textwrap.dedent(code))
-        whole = [sys.executable, "-m", "harness", "emulate", "--gpu", gpu, *options, "--", *command]
-        done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=3600, check=False)
-        assert done.returncode == status, done.stdout[-2000:] + done.stderr[-4000:]
-        return done
+        return run_harness("emulate", "--gpu", gpu, *options, "--", *command, cwd=tmp_path, status=status)
 
     return run
