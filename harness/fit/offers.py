@@ -9,8 +9,8 @@ from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.napkin import Timing, estimate, required_bytes
 from harness.recipe import Recipe
 from harness.step_profile import is_tight
+from harness.units import GIB
 
-GIB = 2**30
 UNSURE = 0.25
 """How far arithmetic may be off, before a simulation is not worth its seconds."""
 

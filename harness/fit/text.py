@@ -1,22 +1,17 @@
 """What fits, as lines for a terminal and as a JSON document. No torch."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.fit.confirmed import ConfirmedFit
+from harness.fit.exact import ExactFit
 from harness.fit.held_back import cost_in_words
 from harness.fit.search import FitField
 from harness.hardware import Hardware
 from harness.napkin import warnings_of
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile, time_in_words
-from harness.units import in_gib, in_ms
-
-if TYPE_CHECKING:
-    from harness.fit.exact import ExactFit
-
-
-GIB = 2**30
+from harness.units import GIB, in_gib, in_ms
 
 
 def fit_lines(
@@ -108,7 +103,7 @@ def _notes(recipe: Recipe, found: ConfirmedFit) -> list[str]:
     return [note for note in (*warnings, *found.notes, unified_memory_note(recipe, found)) if note]
 
 
-def exact_lines(name: str, where: str, recipe: Recipe, found: "ExactFit") -> Iterator[str]:
+def exact_lines(name: str, where: str, recipe: Recipe, found: ExactFit) -> Iterator[str]:
     """The largest value of one field, and what the next one does."""
     if found.value is None or found.profile is None:
         yield f"{name} on {where}: no {found.field} fits"
@@ -178,7 +173,7 @@ def _speed(profile: StepProfile) -> Iterator[str]:
             yield f"    of a step's {in_ms(step.time_s.median)}: {parts}"
 
 
-def _next_lines(recipe: Recipe, found: "ExactFit", indent: str = "  ") -> Iterator[str]:
+def _next_lines(recipe: Recipe, found: ExactFit, indent: str = "  ") -> Iterator[str]:
     oom = found.next_profile and found.next_profile.oom
     if oom:
         asked, idle = in_gib(oom.requested_bytes), in_gib(oom.reserved_unallocated_bytes)

@@ -14,9 +14,7 @@ from harness.step_profile import CATEGORIES
 from harness.sweep.document import Sweep, SweptCell, SweptCurve
 from harness.sweep.plan import spelled
 from harness.sweep.table import ENDED
-from harness.units import in_gib
-
-GIB = 2**30
+from harness.units import GIB, in_gib
 
 
 def write_figures(sweep: Sweep, folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from harness.recipe import EFFECTS, Recipe, check_recipe
+from harness.recipe import EFFECTS, Recipe, check_recipe, list_recipes, load_recipe
 from harness.step_profile.step_profile import StepProfile
 from harness.sweep import Sweep, plan_sweep
 from harness.sweep.figures import digest
@@ -35,12 +35,14 @@ INDENTED = re.compile(r"^ {4}(harness .*)$", re.MULTILINE)
 
 
 def commands() -> list[tuple[str, ...]]:
-    """Every command in a block of the guide, fenced or indented, without `harness`."""
-    pages = [page.read_text().replace("\\\n", " ") for page in PAGES]
+    """Every command in a block of the guide or of README, fenced or indented, without `harness`."""
+    pages = [page.read_text().replace("\\\n", " ") for page in (*PAGES, ROOT / "README.md")]
     texts = [text for page in pages for language, text in BLOCK.findall(page) if language != "yaml"]
     lines = {line for text in texts for line in text.splitlines()}
     lines |= {line for page in pages for line in INDENTED.findall(page)}
-    return sorted(tuple(shlex.split(line)[1:]) for line in lines if line.startswith("harness "))
+    return sorted(
+        tuple(shlex.split(line, comments=True)[1:]) for line in lines if line.startswith("harness ")
+    )
 
 
 def test_there_is_a_guide():
@@ -173,14 +175,17 @@ def test_the_recipe_is_a_recipe():
 
 def test_the_commands_exist(call: Call):
     shown: dict[str, str] = {}
+    shipped = {name for name, _ in list_recipes()}
     for command in commands():
-        name = " ".join(command[:2] if command[0] == "snapshot" else command[:1])
+        name = " ".join(command[:2] if command[0] in ("snapshot", "recipes") else command[:1])
         if name not in shown:
             status, shown[name], _ = call(*name.split(), "--help")
             assert status == 0, command
         own = command[: command.index("--")] if "--" in command else command  # the rest is another program's
         options = {word for word in own if word.startswith("--")}
         assert all(option in shown[name] for option in options), command
+        if command[0] == "run" and command[1] in shipped:
+            load_recipe(command[1], [word for word in own if "=" in word and not word.startswith("--")])
     assert len(shown) >= 7
 
 

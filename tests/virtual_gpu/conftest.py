@@ -3,10 +3,13 @@ virtual-gpu` runs it in an environment that has it."""
 
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support.commands import run_harness
 
 Emulate = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -23,10 +26,7 @@ def emulate(tmp_path: Path) -> Emulate:
         status: int = 0,
     ) -> subprocess.CompletedProcess[str]:
         if code is not None:
-            command = (sys.executable, "-c", code)
-        whole = [sys.executable, "-m", "harness", "emulate", "--gpu", gpu, *options, "--", *command]
-        done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=3600, check=False)
-        assert done.returncode == status, done.stdout[-2000:] + done.stderr[-4000:]
-        return done
+            command = (sys.executable, "-c", textwrap.dedent(code))
+        return run_harness("emulate", "--gpu", gpu, *options, "--", *command, cwd=tmp_path, status=status)
 
     return run

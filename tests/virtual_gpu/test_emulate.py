@@ -15,6 +15,7 @@ from harness.hardware import all_hardware, find_hardware
 from harness.snapshot import read_snapshot
 from harness.virtual_gpu import Options, libraries, surroundings
 from harness.virtual_gpu.build import exported_functions
+from tests.support.commands import run_harness
 
 pytestmark = pytest.mark.virtual_gpu
 
@@ -145,12 +146,9 @@ for _ in range(2):
     weight.sum().backward()
     optimizer.step()
 """
-    watch = [sys.executable, "-m", "harness", "watch", "--gpu", "h100", "--steps", "1-2", "--out", "run"]
-    done = subprocess.run(
-        [*watch, "--", sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert "no step used the virtual h100: the program trained on the CPU" in done.stderr
+    watch = ("watch", "--gpu", "h100", "--steps", "1-2", "--out", "run", "--", sys.executable, "-c", code)
+    said = run_harness(*watch, cwd=tmp_path).stderr
+    assert "no step used the virtual h100: the program trained on the CPU" in said
     assert (tmp_path / "run" / "profile.json").exists()
 
 
@@ -301,12 +299,8 @@ if not unused:
 
 
 def test_a_recipe(tmp_path: Path) -> None:
-    command = ["run", "smoke", "steps=2", "warmup_steps=1", "--gpu", "h100", "--json", "--out", "run"]
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *command], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    profile = json.loads(done.stdout)
+    command = ("run", "smoke", "steps=2", "warmup_steps=1", "--gpu", "h100", "--json", "--out", "run")
+    profile = json.loads(run_harness(*command, cwd=tmp_path).stdout)
     assert (profile["source"], profile["hardware"]["name"]) == ("emulated", "NVIDIA H100 80GB HBM3")
     times = [profile["step"]["time_s"], *(phase["time_s"] for phase in profile["phases"].values())]
     assert all(0 < time["p10"] <= time["median"] <= time["p90"] and time["n"] == 2 for time in times)

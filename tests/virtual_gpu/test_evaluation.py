@@ -1,7 +1,6 @@
 """transformers.Trainer's own evaluate() and checkpoint on PyTorch's CUDA build take what is simulated."""
 
 import json
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from harness.recipe.file import recipe_yaml
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.step_profile import StepProfile
 from harness.training import AfterStep, Evaluation
+from tests.support.commands import run_harness
 from tests.support.places import ROOT
 from tests.support.tiny import tiny
 
@@ -93,10 +93,8 @@ def test_a_run_with_them_is_the_simulation_of_it(
     found = []
     gpus = ["--gpus", "2"] if recipe.distributed else []
     for command in (["run", "mine.yaml", "--gpu", "h100", *gpus, "--out", "run"], ["simulate", "mine.yaml"]):
-        whole = [sys.executable, "-m", "harness", *command, *asked]
-        done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=3600, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        found.append(StepProfile.from_json(done.stdout, command[0]))
+        printed = run_harness(*command, *asked, cwd=tmp_path).stdout
+        found.append(StepProfile.from_json(printed, command[0]))
     emulated, simulated = found
     assert emulated.source == "emulated"
     for name in ("forward", "backward", "optimizer_step", "evaluation", "saving"):

@@ -1,11 +1,11 @@
 """Settings of PyTorch's allocator and pools of memory on a virtual GPU: memory that can grow, and MemPool."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.commands import run_harness
 
 pytestmark = pytest.mark.virtual_gpu
 EXPANDABLE = "expandable_segments:True"
@@ -13,9 +13,7 @@ RECIPE = ("smoke", "steps=2", "warmup_steps=1")
 
 
 def _memory(tmp_path: Path, *command: str) -> list[int]:
-    whole = [sys.executable, "-m", "harness", *command, "--json"]
-    done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, check=True)
-    memory = json.loads(done.stdout)["memory"]
+    memory = json.loads(run_harness(*command, "--json", cwd=tmp_path).stdout)["memory"]
     return [memory["peak_allocated_bytes"], memory["peak_reserved_bytes"]]
 
 

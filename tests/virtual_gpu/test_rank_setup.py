@@ -3,9 +3,6 @@ says; and so is what is allocated and reserved from then on, in as many steps.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import pytest
 from harness.hardware.hardware import find_hardware
 from harness.recipe.recipe import Recipe
 from harness.simulate.simulated_run import simulate
+from tests.support.commands import run_harness
 from tests.support.places import ROOT
 
 pytestmark = pytest.mark.virtual_gpu
@@ -59,19 +57,9 @@ def test_a_checkpoint_is_loaded_layer_by_layer(
 ) -> None:
     recipe = {"model": str(checkpoint), **SIZES, **fields}
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    command = [sys.executable, "-m", "harness", "run", "recipe.yaml", "--gpu", "h200"]
+    command = ["run", "recipe.yaml", "--gpu", "h200", "--out", "run"]
     command += ["--gpus", "2"] if "parallel" in fields else []
-    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [*command, "--out", "run"],
-        cwd=tmp_path,
-        env=surroundings,
-        capture_output=True,
-        text=True,
-        timeout=3600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    run_harness(*command, cwd=tmp_path, PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1")
     of_rank = "ranks/0" if "parallel" in fields else "."
     emulated = json.loads((tmp_path / "run" / of_rank / "profile.json").read_text())["memory"]
     simulated = simulate(Recipe(**recipe), find_hardware("h200"))[0].memory

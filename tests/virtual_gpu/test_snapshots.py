@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from harness.cli.terminal.snapshots import print_leaks
 from harness.report import ReportRun, read_run, section_of
 from harness.snapshot import Leaks, diff_held, find_leaks, held_at, read_snapshot, recording_of, remedy
 from harness.system import TorchRelease
+from tests.support.commands import run_harness
 from tests.support.places import ROOT
 from tests.virtual_gpu.conftest import Emulate
 
@@ -147,7 +147,7 @@ def test_stacks_alone_say_the_categories_that_a_run_states(tmp_path: Path) -> No
     """A run of the harness states its phases and owners. Without them, its stacks say the same."""
     overrides = ("gradient_checkpointing=true", "seq_len=128", "micro_batch_size=2")
     command = ("run", "smoke", "--gpu", "rtx-4090", "--out", str(tmp_path / "run"), *overrides)
-    subprocess.run([sys.executable, "-m", "harness", *command], check=True, cwd=tmp_path, timeout=3600)
+    run_harness(*command, cwd=tmp_path)
     snapshot = read_snapshot(tmp_path / "run" / "snapshot.pickle")
     stated = recording_of(snapshot)
     for trace in snapshot["device_traces"]:

@@ -4,7 +4,6 @@ The oracle is PyTorch's CPU: the same function, of the same host data, on either
 """
 
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -136,7 +135,7 @@ def test_what_programs_decide_by(emulate) -> None:
         assert found == expected, (name, found)
         assert ("read" in virtual_gpu_said.said) == ("too many" in name), name
     """
-    emulate(code=textwrap.dedent(code))
+    emulate(code=code)
 
 
 def test_floats_of_kernels_are_zeros_and_that_is_said_once(emulate) -> None:
@@ -146,7 +145,7 @@ def test_floats_of_kernels_are_zeros_and_that_is_said_once(emulate) -> None:
     print(product.sum().item(), torch.isfinite(product).all().item(), torch.isnan(product).any().item())
     print(product[0, 0].item())
     """
-    done = emulate(code=textwrap.dedent(code))
+    done = emulate(code=code)
     assert done.stdout.splitlines() == ["0.0 True False", "0.0"]
     assert done.stderr.count("reads a value that no kernel computed") == 1
 
@@ -180,7 +179,7 @@ def test_what_the_cpu_refuses_is_said_once(emulate) -> None:
     for _ in range(2):
         print(rows[beyond].shape)
     """
-    done = emulate(code=textwrap.dedent(code))
+    done = emulate(code=code)
     assert done.stdout.splitlines() == ["torch.Size([1])"] * 2
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("virtual GPU:")]
     assert "the CPU refuses index of the values here (index 5 is out of bounds" in said
@@ -195,7 +194,7 @@ def test_nobody_knows_what_an_operator_wrote_that_is_not_computed(emulate, opera
     written = ours.{operator}
     print(written[0].item())
     """
-    done = emulate(code=textwrap.dedent(code))
+    done = emulate(code=code)
     assert "reads a value that no kernel computed" in done.stderr
     assert float(done.stdout) == 0
 
@@ -223,7 +222,7 @@ def test_a_part_that_is_known_makes_nothing_known_of_the_rest(emulate, change: s
     u[3] += 1
     print(u.int().tolist())
     """
-    done = emulate(code=textwrap.dedent(code))
+    done = emulate(code=code)
     assert done.stdout == "0\n[0, 1, 2, 4]\n"
     assert done.stderr.count("reads a value that no kernel computed: it is 0") == 1
 
@@ -238,7 +237,7 @@ def test_a_router_is_balanced_unless_asked(emulate, routing: str, expected: list
     chosen = router(torch.randn(64, 32, device="cuda")).softmax(-1).topk(2).indices
     print(chosen.view(-1).bincount(minlength=8).tolist())
     """
-    done = emulate(code=textwrap.dedent(code), options=("--routing", routing))
+    done = emulate(code=code, options=("--routing", routing))
     assert done.stdout.strip() == str(expected)
 
 
@@ -255,7 +254,7 @@ def test_the_scaler_finds_no_infinity(emulate) -> None:
         scaler.update()
     print(scaler.get_scale())
     """
-    assert emulate(code=textwrap.dedent(code)).stdout.strip() == "65536.0"
+    assert emulate(code=code).stdout.strip() == "65536.0"
 
 
 def test_large_host_data_costs_no_memory_of_the_host(emulate) -> None:
@@ -267,7 +266,7 @@ def test_large_host_data_costs_no_memory_of_the_host(emulate) -> None:
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(grown < 100 << 10, torch.cuda.memory_allocated() >> 30)
     """
-    assert emulate(code=textwrap.dedent(code)).stdout.split() == ["True", "8"]
+    assert emulate(code=code).stdout.split() == ["True", "8"]
 
 
 def test_floats_leave_room_for_integers(emulate) -> None:
@@ -277,7 +276,7 @@ def test_floats_leave_room_for_integers(emulate) -> None:
     weights = [torch.ones(1 << 18).cuda() for _ in range(300)]
     print(torch.arange(5, device="cuda").diff().tolist())
     """
-    assert emulate(code=textwrap.dedent(code)).stdout.strip() == "[1, 1, 1, 1]"
+    assert emulate(code=code).stdout.strip() == "[1, 1, 1, 1]"
 
 
 def test_backward_has_the_sizes_of_forward(emulate) -> None:
@@ -292,7 +291,7 @@ def test_backward_has_the_sizes_of_forward(emulate) -> None:
     x[keep].exp().sum().backward()
     print(x.grad.shape)
     """
-    assert emulate(code=textwrap.dedent(code)).stdout.strip() == "torch.Size([6, 4])"
+    assert emulate(code=code).stdout.strip() == "torch.Size([6, 4])"
 
 
 def test_operators_of_functions(emulate) -> None:
@@ -309,7 +308,7 @@ def test_operators_of_functions(emulate) -> None:
     flex_attention(q, q, q, block_mask=mask).sum().backward()
     print(mask.kv_num_blocks.tolist(), list(q.grad.shape))
     """
-    said = emulate(code=textwrap.dedent(code)).stdout.splitlines()
+    said = emulate(code=code).stdout.splitlines()
     assert said == ["[[1, 2], [3, 4], [5, 6]]", "[0, 8]", "[[[1, 1]]] [1, 2, 256, 64]"]
 
 
@@ -329,6 +328,6 @@ def test_a_compiled_loop_ends(emulate) -> None:
         return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x * 2), (i, x))
     assert double(torch.tensor(0, device="cuda"), torch.tensor(1, device="cuda"))[1].shape == ()
     """
-    said = emulate(code=textwrap.dedent(code)).stderr
+    said = emulate(code=code).stderr
     assert "reads a value that no kernel computed" in said
     assert "Dynamo does not know" not in said

@@ -1,7 +1,6 @@
 """What is watched on a virtual GPU, against the statistics PyTorch keeps when nobody watches."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from harness.report import read_run, section_of
 from harness.snapshot import read_snapshot, recording_of
 from harness.step_profile.step_profile import StepProfile
 from harness.units import ms
+from tests.support.commands import run_harness
 
 pytestmark = pytest.mark.virtual_gpu
 FEW = ("plain loop", "TRL SFTTrainer")
@@ -41,10 +41,9 @@ def test_categories_add_up_to_the_peak_of_the_unwatched_program(name: str, tmp_p
 
 def counts(folder: Path, kind: str, *options: str, gpu: str = "h100", status: int = 0) -> list[str]:
     """The lines that counts.py prints under `harness watch`, whose run folder is `run`."""
-    watch = [sys.executable, "-m", "harness", "watch", "--gpu", gpu, "--out", "run", *options, "--"]
-    command = [sys.executable, str(PROGRAMS / "counts.py"), *kind.split(":")]
-    done = subprocess.run([*watch, *command], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == status, done.stderr[-4000:]
+    watch = ("watch", "--gpu", gpu, "--out", "run", *options, "--")
+    command = (sys.executable, str(PROGRAMS / "counts.py"), *kind.split(":"))
+    done = run_harness(*watch, *command, cwd=folder, status=status)
     (folder / "stderr").write_text(done.stderr)
     return done.stdout.splitlines()
 
@@ -158,19 +157,8 @@ def test_memory_that_runs_out_before_the_first_step_is_explained(tmp_path: Path)
         "    model = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192, bias=False) for _ in range(40)))\n"
         "model.to_empty(device='cuda')\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "harness",
-        "watch",
-        "--gpu",
-        "rtx-3070",
-        "--",
-        sys.executable,
-        "program.py",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    command = ("watch", "--gpu", "rtx-3070", "--", sys.executable, "program.py")
+    done = run_harness(*command, cwd=tmp_path, status=1)
     assert "7.25 GiB is allocated by PyTorch" in done.stderr
     said = " ".join(done.stderr.split())
     assert "memory ran out before the first step, with 7.25 GiB allocated of the 7.78 GiB of NVIDIA" in said
@@ -213,9 +201,7 @@ def test_memory_that_runs_out_in_a_recorded_step_is_explained(name: str, tmp_pat
     command = [str(PROGRAMS / word) if word.endswith(".py") else word for word in RUNS_OUT[name]]
     gpus = "2" if "torchrun" in name else "1"
     options = ["--gpu", "rtx-4090", "--gpus", gpus, "--steps", "2-3", "--out", str(tmp_path / "run")]
-    whole = [sys.executable, "-m", "harness", "watch", *options, "--", *command]
-    done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=3600, check=False)
-    assert done.returncode == 1
+    done = run_harness("watch", *options, "--", *command, cwd=tmp_path, status=1)
     assert "torch.OutOfMemoryError" in done.stderr  # the program's own
     profile = StepProfile.read(tmp_path / "run" / "profile.json")
     assert not profile.complete
@@ -252,15 +238,8 @@ def test_several_devices_and_the_largest_value_on_each(tmp_path: Path) -> None:
         "    weight(rows).sum().backward()\n"
         "    optimizer.step()\n"
     )
-    watch = [sys.executable, "-m", "harness", "watch", "--gpu", "rtx-4090,a100-40gb", "--fit", "BS=2..5"]
-    done = subprocess.run(
-        [*watch, "--out", "run", "--", sys.executable, "train.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    watch = ("watch", "--gpu", "rtx-4090,a100-40gb", "--fit", "BS=2..5", "--out", "run")
+    done = run_harness(*watch, "--", sys.executable, "train.py", cwd=tmp_path)
     said = " ".join(done.stderr.split())
     peaks = {
         (gpu, rows): StepProfile.read(tmp_path / "run" / gpu / f"BS-{rows}" / "profile.json").memory

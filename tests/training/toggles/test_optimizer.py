@@ -219,32 +219,28 @@ def test_torchao_steps_as_torchao_does(optimizer: str, precision: str) -> None:
     assert quantized
 
 
-def test_without_torchao_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchao.optim", None)
-    monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'finetune-harness\[torchao\]'"):
-        built(tiny(optimizer="adamw_torch_8bit"))
-
-
 def test_a_model_without_linear_layers_has_nothing_to_project() -> None:
     pytest.importorskip("apollo_torch")
     with pytest.raises(InputError, match=r"no layer .* is a torch.nn.Linear.*Set optimizer: adamw"):
         built(tiny("gpt2", optimizer="apollo_adamw"))
 
 
-@pytest.mark.parametrize("optimizer", LOW_RANK)
-def test_without_its_package_a_projecting_optimizer_names_the_extra(
-    optimizer: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("optimizer", "package", "extra"),
+    [
+        ("galore_adamw", "galore_torch", "galore"),
+        ("apollo_adamw", "apollo_torch", "apollo"),
+        ("adamw_torch_8bit", "torchao", "torchao"),
+        ("adamw_schedule_free", "schedulefree", "schedule-free"),
+    ],
+)
+def test_without_its_package_an_optimizer_names_the_extra(
+    optimizer: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, LOW_RANK[optimizer], None)
-    with pytest.raises(MissingDependency, match=rf"finetune-harness\[{optimizer.partition('_')[0]}\]"):
+    for name in (package, f"{package}.optim"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingDependency, match=rf"pip install 'finetune-harness\[{extra}\]'"):
         built(tiny(optimizer=optimizer))
-
-
-def test_without_its_package_schedule_free_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "schedulefree", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'finetune-harness\[schedule-free\]'"):
-        built(tiny(optimizer="adamw_schedule_free"))
 
 
 @pytest.mark.parametrize("optimizer", [*ADAMW_8BIT, "lion_8bit"])
