@@ -157,7 +157,7 @@ class Hardware:
             )
         return self.datasheet.flops[dtype].value
 
-    def lacks(self, recipe: Recipe) -> str:
+    def lacks(self, recipe: "Recipe") -> str:
         """What the recipe needs and it cannot compute, as in "no bf16 units"; else empty. Flash attention's
         packages begin with Ampere (transformers/modeling_flash_attention_utils.py, cuda_min_major_version).
         """
@@ -166,7 +166,7 @@ class Hardware:
         old = float(self.datasheet.compute_capability) < 8
         return "no flash attention" if old and recipe.flash_package else ""
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: "Recipe") -> None:
         """Raise InputError for what the device `lacks`."""
         self.peak_flops(recipe.compute_dtype)
         if self.lacks(recipe):

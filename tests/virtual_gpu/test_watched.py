@@ -103,8 +103,7 @@ def test_watching_takes_no_time_of_the_program_s(tmp_path: Path) -> None:
         "    torch.cuda.synchronize()\n"
         "print(begin.elapsed_time(end))\n"
     )
-    watch = [sys.executable, "-m", "harness", "watch", "--gpu", "h100", "--", sys.executable, "train.py"]
-    done = subprocess.run(watch, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = run_harness("watch", "--gpu", "h100", "--", sys.executable, "train.py", cwd=tmp_path)
     assert 0 < float(done.stdout) < 10_000
 
 
