@@ -159,8 +159,8 @@ class Times:
         waited_ms = _C.virtual_gpu_waited() * 1e-6
         if _is_told() and waited_ms >= 1:
             print(
-                f"virtual GPU: nobody really waited {waited_ms:,.0f} ms for the device: times that the "
-                "program takes by time.time() are shorter by it. `harness emulate --real-time` waits.",
+                f"virtual GPU: nobody really waited {waited_ms:,.0f} ms for the device: what the program "
+                "times by time.time() is shorter by it. `harness emulate --real-time` waits.",
                 file=sys.stderr,
             )
         found = self.found()
