@@ -45,8 +45,7 @@ from harness.units import in_gib
 SEEN_TO_FIT = 2
 """Changes of each group (the same result, another) that are looked for until so many are seen to fit."""
 MOST_COMBINATIONS = 4
-ROOM = 0.03
-"""Of the memory: what leaves so much by arithmetic is likely to fit."""
+ROOM = 0.03  # of the memory: what leaves so much by arithmetic is likely to fit
 EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 MORE_RANKS = (2, 4, 8)
 """Times as many GPUs are tried, until they are enough."""
@@ -187,6 +186,9 @@ class _Confirming:
             return
         rows, tokens = self._a_little_more("micro_batch_size"), self._a_little_more("seq_len")
         others: list[dict[str, int]] = [{"seq_len": step}]
+        fitting = [c for c in self.found.changes if c.required_bytes <= self.hardware.memory_bytes]
+        if fitting and not tokens and self.few_layers:  # it surely does not fit: what it takes is asked for
+            return self._ahead(fitting, [recipe, recipe.model_copy(update=others[0])])
         if tokens > recipe.seq_len:
             # odd numbers of steps: what is derived from them holds at every one (Piece.sequence_step)
             middle, longest = ((tokens // step + 1) // part * 2 - 1 for part in (4, 2))
@@ -335,8 +337,7 @@ class _Confirming:
 
     def _seen(self, changes: list[Change]) -> list[Change]:
         """The changes, with what a simulation says of the first of each group that fit by arithmetic."""
-        fitting = [[c for c in changes if c.fits and c.same_result is same] for same in (True, False)]
-        self._ahead([change for group in fitting for change in group[:SEEN_TO_FIT]])
+        self._ahead([change for change in changes if change.fits], [self.recipe])
         seen: list[Change] = []
         for change in changes:
             enough = sum(c.seen and c.fits for c in seen if c.same_result == change.same_result)
@@ -354,20 +355,22 @@ class _Confirming:
         before, after = (self.simulations.timed(recipe) for recipe in (self.recipe, other))
         saved = (before.memory.peak_allocated_bytes or 0) - (after.memory.peak_allocated_bytes or 0)
         now, then = before.step.tokens_per_s, after.step.tokens_per_s
-        return dataclasses.replace(
-            change, saved_bytes=saved, slowdown=now / then if now and then else change.slowdown
-        )
+        slowdown = now / then if now and then else change.slowdown
+        return dataclasses.replace(change, saved_bytes=saved, slowdown=slowdown)
 
-    def _ahead(self, changes: list[Change]) -> None:
+    def _ahead(self, fitting: list[Change], beside: list[Recipe]) -> None:
         """Simulate what will be asked for, in two processes. What is surely enough has to be seen with all
         layers then, which takes about as long as two others with few."""
-        asked = [(changed(self.recipe, change.fields), change.required_bytes) for change in changes]
+        groups = [[change for change in fitting if change.same_result is same] for same in (True, False)]
+        first = [change for group in groups for change in group[:SEEN_TO_FIT]]
+        asked = [(changed(self.recipe, change.fields), change.required_bytes) for change in first]
         unknown = [(recipe, needed) for recipe, needed in asked if not self.simulations.knows(recipe)]
         room = self.hardware.memory_bytes * ROOM
         whole = next((r for r, needed in unknown if needed + room <= self.hardware.memory_bytes), None)
         others = [recipe for recipe, _ in unknown if recipe != whole]
         if unknown:
-            self._look_at([*([whole] if whole else []), *others[2:]], others[:2], timed=True, whole=whole)
+            here = [*([whole] if whole else []), *others[2:]]
+            self._look_at(here, [*beside, *others[:2]], timed=True, whole=whole)
 
     def _together(self, changes: list[Change], limit: int, price: Pricing) -> str:
         """Combinations by arithmetic until one is seen to fit, each leaving room for what the one before

@@ -129,8 +129,10 @@ class Formula:
     def merge(self, other: Formula) -> None:
         """What another process learned of the same recipe."""
         before = self._how_much()
+        exact = {n: found for n, found in other.outcomes.items() if other.knowing(Point(*found["point"]))}
         self.outcomes |= other.outcomes
         self._add(other.pieces)
+        self.outcomes |= exact  # where nothing was known before, they were taken for guesses
         self.times |= other.times
         self.host_bytes |= other.host_bytes
         self.warnings, self.refused = self.warnings or other.warnings, self.refused or other.refused
