@@ -208,8 +208,8 @@ def _simulated(
     rows: list[tuple[Sharded, Recipe]], hardware: Hardware, told: Callable[[str], None]
 ) -> Iterator[Sharded | Refused]:
     """The rows as a simulation of rank 0 of each recipe has them. Equal recipes are simulated once."""
-    all_at_once((Simulations(hardware, told=told), recipe) for recipe in dict.fromkeys(r for _, r in rows))
-    simulations = Simulations(hardware, told=told)
+    all_at_once((Simulations(hardware, told=told, few_layers=True), recipe) for recipe in dict.fromkeys(r for _, r in rows))
+    simulations = Simulations(hardware, told=told, few_layers=True)
     warned: set[str] = set()
     for row, recipe in rows:
         try:
