@@ -15,6 +15,7 @@ the start, and releases gathered parameters when more than stage3_max_live_param
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from harness.errors import CannotDivide, InputError
@@ -208,8 +209,9 @@ def _simulated(
     rows: list[tuple[Sharded, Recipe]], hardware: Hardware, told: Callable[[str], None]
 ) -> Iterator[Sharded | Refused]:
     """The rows as a simulation of rank 0 of each recipe has them. Equal recipes are simulated once."""
-    all_at_once((Simulations(hardware, told=told, few_layers=True), recipe) for recipe in dict.fromkeys(r for _, r in rows))
-    simulations = Simulations(hardware, told=told, few_layers=True)
+    new = partial(Simulations, hardware, told=told, few_layers=True)
+    all_at_once((new(), recipe) for recipe in dict.fromkeys(r for _, r in rows))
+    simulations = new()
     warned: set[str] = set()
     for row, recipe in rows:
         try:
