@@ -68,12 +68,12 @@ LONG = (
 VIRTUAL_GPU = (
     "tests/virtual_gpu/test_evaluation.py",
     "tests/virtual_gpu/test_programs.py",
-    "tests/virtual_gpu/test_watched.py::test_several_devices",
-    "tests/virtual_gpu/test_watched.py::test_categories",
     "tests/virtual_gpu/test_emulate.py",
     "tests/virtual_gpu/test_weights.py",
-    "tests/virtual_gpu/test_watched.py::test_a_program_is_told",
     "tests/virtual_gpu/test_recordings.py",
+    "tests/virtual_gpu/test_watched.py",
+    "tests/virtual_gpu/test_tasks.py",
+    "tests/virtual_gpu/test_pools.py",
 )
 """Of `make virtual-gpu`, those that take the most of its time."""
 MANY = (
