@@ -308,15 +308,16 @@ def _time_lines(time: TimeDifference) -> Iterator[str]:
     """How long a step takes and of what the change is made; how sure, where the estimates say so."""
     first, second = time.first.median or 0.0, time.second.median or 0.0
     here, there = time.tokens_per_s
+    rates = f"  {here:,.0f} and {there:,.0f} tokens/s: {_percent(there / here - 1)}" if here and there else ""
     if first == second:
         yield f"time of a step: {in_ms(first)}, the same"
-        if here and there and here != there:
-            yield f"  {here:,.0f} and {there:,.0f} tokens/s: {_percent(there / here - 1)}"
+        if rates and here != there:
+            yield rates
         return
     change = f"{time.change * 1e3:+,.1f} ms ({_percent(time.change / first)})"
     yield f"time of a step: {in_ms(first)} and {in_ms(second)}: {change}"
-    if here and there:
-        yield f"  {here:,.0f} and {there:,.0f} tokens/s: {_percent(there / here - 1)}"
+    if rates:
+        yield rates
     ranges = [(each.p10, each.p90) for each in (time.first, time.second)]
     if all(low is not None and high is not None for low, high in ranges):
         said = " and ".join(f"{ms(low or 0)} to {ms(high or 0)}" for low, high in ranges)

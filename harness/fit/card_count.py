@@ -6,12 +6,11 @@ keeps that. Every rank has the recipe's own rows, so that N cards do N times the
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
 from typing import Any
 
 from harness.errors import InputError
 from harness.fit.device_choice import compare_hardware
-from harness.fit.offers import GIB, Offer
+from harness.fit.offers import GIB, Offer, by_verdict
 from harness.recipe import Recipe, check_recipe, on_ranks
 
 MOST_CARDS = 65_536
@@ -108,9 +107,7 @@ def _lines(name: str, found: Sequence[Cards]) -> Iterator[str]:
         unable = offer.required_bytes is None
         verdict = f"cannot run it, {offer.reason}" if unable else "none of these numbers fits"
         none.setdefault(verdict, []).append(offer.name)
-    for verdict, names in none.items():
-        text = f"{verdict}: {', '.join(names)}"
-        yield from wrap(text, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    yield from by_verdict(none)
     yield ""
     if not fewest:
         yield f"  not even {counts[-1]} cards of any device: try more, or what `harness fit` proposes"

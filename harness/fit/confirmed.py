@@ -187,7 +187,7 @@ class _Confirming:
         rows, tokens = self._a_little_more("micro_batch_size"), self._a_little_more("seq_len")
         others: list[dict[str, int]] = [{"seq_len": step}]
         fitting = [c for c in self.found.changes if c.required_bytes <= self.hardware.memory_bytes]
-        if fitting and not tokens and self.few_layers:  # it surely does not fit: what it takes is asked for
+        if fitting and not tokens:  # it surely does not fit: what it takes is asked for
             return self._ahead(fitting, [recipe, recipe.model_copy(update=others[0])])
         if tokens > recipe.seq_len:
             # odd numbers of steps: what is derived from them holds at every one (Piece.sequence_step)

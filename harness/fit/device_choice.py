@@ -13,7 +13,17 @@ from harness.errors import InputError
 from harness.fit.best import best_offers
 from harness.fit.changes import overrides
 from harness.fit.held_back import NEUTRAL, cost_in_words, neutrally_changed
-from harness.fit.offers import GIB, UNSURE, Offer, estimated, needs_as_another, simulated, too_small, unable
+from harness.fit.offers import (
+    GIB,
+    UNSURE,
+    Offer,
+    by_verdict,
+    estimated,
+    needs_as_another,
+    simulated,
+    too_small,
+    unable,
+)
 from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import Hardware, all_hardware
 from harness.napkin import estimate, required_bytes
@@ -237,9 +247,7 @@ def _lines(name: str, offers: list[Offer], units: str) -> Iterator[str]:
         elif not offer.fits:
             size = f"{offer.memory_bytes / GIB:.1f} GiB"
             others.setdefault(f"does not fit, {offer.reason}", []).append(f"{offer.name} ({size})")
-    for verdict, names in others.items():
-        text = f"{verdict}: {', '.join(names)}"
-        yield from wrap(text, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    yield from by_verdict(others)
     yield ""
     if not running:
         yield "  none of them fits (see `harness fit`)"

@@ -1,6 +1,8 @@
 """What one device of the table does with a recipe, as it was simulated or by arithmetic. No torch."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from textwrap import wrap
 from typing import Any
 
 from harness.architecture import load_shape
@@ -111,3 +113,10 @@ def simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Off
         step_s=step.time_s.median,
         step_parts_s=profile.parts_of_time_s(),
     )
+
+
+def by_verdict(names: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Lines of what is said of devices together, each verdict with their names."""
+    for verdict, devices in names.items():
+        text = f"{verdict}: {', '.join(devices)}"
+        yield from wrap(text, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

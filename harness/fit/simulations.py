@@ -92,12 +92,6 @@ class Simulations:
         timed = self.knows(recipe) and formula.has_times(recipe, self.devices)
         return timed or bool(formula.refused)
 
-    def leave(self, *recipes: Recipe) -> None:
-        """Simulate for another process, which finds each in the cache, or finds out why it cannot be."""
-        for recipe in recipes:
-            with suppress(InputError):
-                self.timed(recipe)
-
     def on(self, device: Hardware, recipe: Recipe) -> StepProfile:
         """Of one of the devices, with its own memory."""
         self._learn(recipe)
@@ -266,5 +260,7 @@ def _may_fork() -> bool:
 
 
 def _leave(share: list[tuple[Simulations, Recipe]]) -> None:
+    """For another process, which finds each in the cache, or finds out why it cannot be simulated."""
     for simulations, recipe in share:
-        simulations.leave(recipe)
+        with suppress(InputError):
+            simulations.timed(recipe)

@@ -49,6 +49,7 @@ NAMED_ELSEWHERE = {
 }
 """Fields as the arguments of transformers, peft and TRL call them, where no letters tell."""
 BESIDE = ("hardware", "memory", "device", "phases", "out")
+"""Arguments of the Python API and of MCP beside those fields. A command's are options (recipe/file.py)."""
 
 
 class ImpossiblePair(InputError):
@@ -101,10 +102,12 @@ def accepted_values(field: str) -> str:
 
 def no_field(name: str, known: Collection[str], otherwise: str) -> str:
     """That there is no field `name`, and which of `known` is meant; `otherwise`: where none is like it."""
-    here = NAMED_ELSEWHERE.get(name.lower())
-    hint = f" Here it is {here}: give {accepted_values(here)}." if here else nearest(shortened(name), known)
     if name in BESIDE:
         hint = " It is an argument of some questions, given beside the recipe's fields."
+    elif here := NAMED_ELSEWHERE.get(name.lower()):
+        hint = f" Here it is {here}: give {accepted_values(here)}."
+    else:
+        hint = nearest(shortened(name), known)
     return f"there is no field {shortened(name)}.{hint or otherwise}"
 
 
