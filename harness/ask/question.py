@@ -24,6 +24,7 @@ from harness.recipe import (
     check_recipe,
     list_recipes,
     load_recipe,
+    model_name,
     shortened,
     shown,
 )
@@ -114,19 +115,15 @@ class Question:
 
     @property
     def name(self) -> str:
-        """Of the recipe that comes with harness and is most like it; of none, `recipe`."""
-        return (_nearest(self.recipe) or ("recipe", None))[0]
+        """Of the recipe that the command begins with."""
+        return model_name(_nearest(self.recipe)[0])
 
     @property
     def command(self) -> str:
         """What `harness simulate` is asked for the same."""
-        near = _nearest(self.recipe)
-        words = [
-            "harness",
-            "simulate",
-            *(["recipe.yaml"] if near is None else [near[0], *_overrides(*near[1:], self.recipe)]),
-        ]
-        words.append(f"hardware={self.hardware.name}")
+        name, base = _nearest(self.recipe)
+        changes = [f"{field}={shown(value)}" for field, value in _differing(base, self.recipe).items()]
+        words = ["harness", "simulate", name, *changes, f"hardware={self.hardware.name}"]
         words += ["--memory", self.memory] if self.memory else []
         return shlex.join([*words, *self.after.options])
 
@@ -236,11 +233,13 @@ def _shipped() -> dict[str, Recipe]:
     return {name: load_recipe(name)[1] for name, _ in list_recipes()}
 
 
-def _nearest(recipe: Recipe) -> tuple[str, Recipe] | None:
-    """The recipe of harness about the same model that differs in the fewest fields."""
+def _nearest(recipe: Recipe) -> tuple[str, Recipe]:
+    """Of the recipes of harness about the same model, and of the model by itself, what differs in the fewest
+    fields, and how a command names it."""
     alike = {name: other for name, other in _shipped().items() if other.model == recipe.model}
-    name = min(alike, key=lambda name: len(_differing(alike[name], recipe)), default=None)
-    return None if name is None else (name, alike[name])
+    alike[recipe.model] = Recipe(model=recipe.model)
+    name = min(alike, key=lambda name: len(_differing(alike[name], recipe)))
+    return name, alike[name]
 
 
 def _differing(base: Recipe, recipe: Recipe, always: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -250,7 +249,3 @@ def _differing(base: Recipe, recipe: Recipe, always: tuple[str, ...] = ()) -> di
         for name, value in fields.items()
         if name in always or (name in ASKED and value != before[name])
     }
-
-
-def _overrides(base: Recipe, recipe: Recipe) -> list[str]:
-    return [f"{name}={shown(value)}" for name, value in _differing(base, recipe).items()]

@@ -5,14 +5,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.recipe import Recipe, load_recipe
+from harness.recipe import Recipe, load_recipe, recipe_names
 
 if TYPE_CHECKING:
     from harness.hardware import Hardware
     from harness.training import AfterStep
 
+
+def _names_from(beginning: str) -> list[str]:
+    """For a shell that completes a recipe's name."""
+    return [name for name in recipe_names() if name.startswith(beginning)]
+
+
 RecipeName = Annotated[
-    str, typer.Argument(help="A name in recipes/ (`harness recipes` lists them), or the path of a YAML file.")
+    str,
+    typer.Argument(
+        help="A recipe: its name (`harness recipes` lists them) or YAML file. Or a model, for a recipe of "
+        "defaults: its name (`harness models` lists them), a Hugging Face id, a config.json or its folder.",
+        autocompletion=_names_from,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Fields to change, e.g. seq_len=4096.")

@@ -24,7 +24,9 @@ from harness.recipe import (
     find_model_config,
     find_recipe,
     list_card_recipes,
+    list_models,
     list_recipes,
+    model_name,
     nearest_recipe,
     shortened,
 )
@@ -46,7 +48,7 @@ RecipeArgument = Annotated[
     str,
     Field(
         description="A recipe's name (the tool `recipes` lists them), or the path of its YAML file in the "
-        "folders of this server."
+        "folders of this server. Or a model's name or id, for a recipe of defaults."
     ),
 ]
 Overrides = Annotated[
@@ -72,9 +74,9 @@ class Questions:
         return [self.recipes, self.files, *about_recipes, self.hardware, *of_files]
 
     def recipes(self) -> dict[str, Any]:
-        """List the fine-tuning recipes that can be asked about by name, each with a sentence."""
+        """List the fine-tuning recipes that can be asked about by name, each with a sentence, and models."""
         for_cards = {recipe.name: recipe.description for recipe in list_card_recipes()}
-        return {"recipes": dict(list_recipes()), "recipes_for_cards": for_cards}
+        return {"recipes": dict(list_recipes()), "recipes_for_cards": for_cards, "models": list_models()}
 
     def files(self) -> dict[str, Any]:
         """List run folders, profiles, memory snapshots and recipes in the folders of this server."""
@@ -229,35 +231,41 @@ class Questions:
     def _asked(self, recipe: str, overrides: Mapping[str, Any] | None) -> tuple[str, Recipe]:
         """Name and recipe, of which every file is one that may be read. Raises InputError."""
         changes = dict(overrides or {})
-        is_name = 0 < len(recipe) <= LONGEST_NAME and "/" not in recipe and os.sep not in recipe
-        named = find_recipe(recipe) if is_name else None
-        if named is not None:
-            path = named
-        elif is_name and not any(os.path.lexists(root / recipe) for root in self.folders.roots):
-            raise InputError(
-                f"there is no recipe {shortened(recipe)!r}.{nearest_recipe(recipe)} The tool `recipes` lists "
-                "the names."
-            )
+        path = self._recipe_file(recipe)
+        if path is None:
+            name, origin, fields = model_name(recipe), recipe, dict[str, Any](model=recipe)
         else:
-            path = self.folders.inside(recipe)
-        fields = read_mapping(path, "recipe")
+            name, origin, fields = path.stem, path.name, read_mapping(path, "recipe")
         for place in ("model", "data"):
             if place in changes:
                 changes[place] = self._located(place, changes[place])
             elif place in fields:
-                fields[place] = self._located(place, fields[place], path.parent)
-        asked = check_recipe({**fields, **changes}, path.name, list(changes), "overrides")
+                fields[place] = self._located(place, fields[place], *([path.parent] if path else []))
+        asked = check_recipe({**fields, **changes}, origin, list(changes), "overrides")
         if asked.trust_remote_code:
             raise InputError(
                 "trust_remote_code: this server runs no code that comes with a model. Leave it out."
             )
-        return path.stem, asked
+        return name, asked
+
+    def _recipe_file(self, recipe: str) -> Path | None:
+        """Where the recipe is; None for a model that is ours. Raises InputError."""
+        is_name = 0 < len(recipe) <= LONGEST_NAME and "/" not in recipe and os.sep not in recipe
+        named = find_recipe(recipe) if is_name else None
+        if named is not None or _is_our_model(recipe):
+            return named
+        if is_name and not any(os.path.lexists(root / recipe) for root in self.folders.roots):
+            raise InputError(
+                f"there is no recipe and no model {shortened(recipe)!r}.{nearest_recipe(recipe)} The tool "
+                "`recipes` lists the names."
+            )
+        return self.folders.inside(recipe)
 
     def _located(self, place: str, value: Any, *bases: Path) -> Any:
         """A model or data that may be read: a name of ours, or a file in the folders. Raises InputError."""
         if not isinstance(value, str) or (place, value) == ("data", "synthetic"):
             return value
-        if place == "model" and (find_model_config(value) or shipped_config(value)):
+        if place == "model" and _is_our_model(value):
             return value
         try:
             return str(self.folders.inside(value, *bases))
@@ -266,6 +274,11 @@ class Questions:
             raise InputError(
                 f"{place}: give {names}, for this server asks no network and reads its folders alone. {error}"
             ) from None
+
+
+def _is_our_model(name: str) -> bool:
+    """Whether recipes/models has it, by its name there or its Hugging Face id."""
+    return (find_model_config(name) or shipped_config(name)) is not None
 
 
 def _kind(path: Path) -> str | None:

@@ -13,8 +13,11 @@ from harness.recipe.file import (
     list_models,
     list_recipes,
     load_recipe,
+    model_name,
+    names_model,
     nearest_model,
     nearest_recipe,
+    recipe_names,
     recipe_yaml,
 )
 from harness.recipe.mesh import OF_RANKS, on_more_ranks, on_ranks

@@ -21,21 +21,27 @@ OPTIONS = ("device", "gpu", "gpus", "memory", "out", "phases", "price")
 
 
 def load_recipe(source: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> tuple[str, Recipe]:
-    """Name and Recipe of `source` (a name in the recipes folder, or a path), changed by the overrides.
+    """Name and Recipe of `source`, changed by the overrides.
 
-    An override is `key=value`, its value YAML, as a command gets it; or a field and its value, as a call in
-    Python does. Raises InputError for a missing or malformed file, a bad override, a wrong field or an
-    impossible pair.
+    `source` is a name in the recipes folder, the path of a recipe's file, or a model as the field `model`
+    names one: its recipe has the default of every other field. An override is `key=value`, its value YAML, as
+    a command gets it; or a field and its value, as a call in Python does. Raises InputError for a missing or
+    malformed file, a bad override, a wrong field or an impossible pair.
     """
-    path = _recipe_path(source)
-    fields = read_mapping(path, "recipe")
+    if names_model(source):
+        name, origin, folder = model_name(source), source, Path.cwd()
+        fields: dict[str, Any] = {"model": source}
+    else:
+        path = _recipe_path(source)
+        name, origin, folder = path.stem, str(path), path.resolve().parent
+        fields = read_mapping(path, "recipe")
     called = isinstance(overrides, Mapping)
     given = CALL if called else COMMAND_LINE
     changes = overrides if called else _parse_overrides(overrides)
     changes = _with_whole_paths(changes, Path.cwd(), given)
     kept = {name: value for name, value in fields.items() if name not in changes}
-    kept = _with_whole_paths(kept, path.resolve().parent, str(path))
-    return path.stem, check_recipe({**kept, **changes}, str(path), list(changes), given)
+    kept = _with_whole_paths(kept, folder, origin)
+    return name, check_recipe({**kept, **changes}, origin, list(changes), given)
 
 
 def changed_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
@@ -89,9 +95,14 @@ def find_recipe(name: str) -> Path | None:
 
 
 def nearest_recipe(name: str) -> str:
-    """A " Did you mean ...?" with a recipe's name; empty if none is near."""
-    names = [*(known for known, _ in list_recipes()), *(recipe.name for recipe in list_card_recipes())]
-    return nearest(name.removesuffix(".yaml"), names)
+    """A " Did you mean ...?" with the name of a recipe or of a model; empty if none is near."""
+    return nearest(name.removesuffix(".yaml"), recipe_names())
+
+
+def recipe_names() -> list[str]:
+    """What may be named where a recipe is asked for: every recipe, those for cards, every model."""
+    recipes = [name for name, _ in list_recipes()]
+    return [*recipes, *(recipe.name for recipe in list_card_recipes()), *list_models()]
 
 
 def recipe_yaml(recipe: Recipe) -> str:
@@ -122,6 +133,33 @@ def list_models() -> list[str]:
     return sorted(path.stem for path in (recipes_folder() / "models").glob("*.json"))
 
 
+def names_model(source: str) -> bool:
+    """Whether what stands in a recipe's place names a model: one in recipes/models, the path of a config.json
+    or of a checkpoint's folder, or a Hugging Face id. A recipe of that name goes first.
+    """
+    is_name = "/" not in source and os.sep not in source
+    if source.endswith((".yaml", ".yml")) or (is_name and find_recipe(source) is not None):
+        return False
+    if find_model_config(source) is not None:
+        return True
+    path = Path(os.path.expanduser(source))
+    if os.path.isdir(path):
+        return os.path.isfile(path / "config.json")
+    if os.path.exists(path):
+        return path.suffix == ".json" and "model_type" in read_mapping(path, "recipe")
+    owner, _, name = source.partition("/")
+    is_id = bool(owner and name) and "/" not in name and owner[0] not in ".~"
+    return is_id and not name.endswith(".json") and not os.path.isdir(owner)
+
+
+def model_name(model: str) -> str:
+    """The name of the recipe that a model stands for: its id without the owner, or its file's or folder's."""
+    path = Path(os.path.abspath(os.path.expanduser(model)))
+    if path.name == "config.json":
+        path = path.parent
+    return path.name.removesuffix(".json")
+
+
 def _recipe_path(source: str) -> Path:
     is_name = "/" not in source and os.sep not in source
     path = Path(os.path.expanduser(source))
@@ -130,7 +168,7 @@ def _recipe_path(source: str) -> Path:
     if not is_name:
         hint = nearest(path.name, [sibling.name for sibling in path.parent.glob("*.yaml")])
         raise InputError(
-            f"there is no recipe file {shortened(source)}.{hint} Give a file or a recipe's name."
+            f"there is no recipe file {shortened(source)}.{hint} Give a file, a recipe's name or a model's."
         )
     # a bare word is a recipe's name first, whatever lies in the current folder
     named = find_recipe(source)
@@ -138,9 +176,11 @@ def _recipe_path(source: str) -> Path:
         return named
     if source and os.path.exists(path):
         return path
+    if source.startswith("model="):
+        raise InputError(f"{source}: name the model itself, where a recipe's name would be: {source[6:]}.")
     raise InputError(
-        f"there is no recipe {shortened(source)!r}, neither in {recipes_folder()} nor as a file."
-        f"{nearest_recipe(source)} `harness recipes` lists the names."
+        f"there is no recipe and no model {shortened(source)!r}, neither in {recipes_folder()} nor as a file."
+        f"{nearest_recipe(source)} `harness recipes` and `harness models` list the names."
     )
 
 

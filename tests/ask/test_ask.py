@@ -158,7 +158,7 @@ def test_a_config_that_a_page_hands_over_can_be_asked_about() -> None:
     theirs = json.loads(answered_as_json("arithmetic", urlencode({"model": path})))
     ours = arithmetic("model=llama-3.2-1b")
     assert theirs["bar"] == ours["bar"]
-    assert theirs["command"].startswith("harness simulate recipe.yaml ")
+    assert theirs["command"].startswith(f"harness simulate {path} ")
 
 
 def _config_of(name: str) -> str:

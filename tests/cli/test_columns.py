@@ -111,3 +111,6 @@ def test_version_and_completion(monkeypatch, call: Call) -> None:
     monkeypatch.setenv("COMP_WORDS", "harness sim")
     monkeypatch.setenv("COMP_CWORD", "1")
     assert call()[1].split() == ["simulate"]
+    monkeypatch.setenv("COMP_WORDS", "harness fit gpt-oss-20b")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert call()[1].split() == ["gpt-oss-20b-qlora-24gb", "gpt-oss-20b"]

@@ -184,7 +184,7 @@ def test_allocator_settings_come_from_the_option_or_the_environment(
             ("simulate", "tiny.yaml", "--phases", "train,eval", "--eval-batches", "0"),
             "at least 1 and at most",
         ),
-        (("simulate", "nothing"), "there is no recipe 'nothing'"),
+        (("simulate", "nothing"), "there is no recipe and no model 'nothing'"),
         (("validate", "hardware=l4"), "nothing to validate"),
         (("validate", "no.json"), "cannot read the profile no.json"),
         (("validate", "no.json", "seq_len=4"), "seq_len=4 cannot change the recipe of a profile"),

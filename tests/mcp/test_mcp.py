@@ -177,7 +177,7 @@ REFUSED = [
     ("napkin", {"recipe": "linked/secret.yaml"}, "is not in the folders that this server reads"),
     ("napkin", {"recipe": "a-run/../../outside0/secret.yaml"}, "is not in the folders"),
     ("napkin", {"recipe": "~/.bashrc"}, "is not in the folders"),
-    ("napkin", {"recipe": "mine.yaml\0"}, "there is no recipe 'mine.yaml\\x00'"),
+    ("napkin", {"recipe": "mine.yaml\0"}, "there is no recipe and no model 'mine.yaml\\x00'"),
     ("napkin", {"recipe": "./mine.yaml\0"}, "is not in the folders"),
     ("report", {"paths": ["linked"]}, "is not in the folders"),
     ("report", {"paths": ["."]}, "is a link to somewhere outside"),
@@ -193,7 +193,7 @@ REFUSED = [
     ("simulate", {"recipe": "trusts.yaml"}, "trust_remote_code: this server runs no code"),
     ("simulate", {"recipe": "smoke", "overrides": {"trust_remote_code": True}}, "this server runs no code"),
     # what is wrong is said as the commands say it
-    ("napkin", {"recipe": "smok"}, "there is no recipe 'smok'. Did you mean smoke?"),
+    ("napkin", {"recipe": "smok"}, "there is no recipe and no model 'smok'. Did you mean smoke?"),
     ("napkin", {"recipe": ""}, "is not in the folders"),
     ("napkin", {"recipe": HUGE}, "is not in the folders"),
     ("napkin", {"recipe": "smoke", "overrides": {"seqlen": 4}}, "no field seqlen. Did you mean seq_len?"),

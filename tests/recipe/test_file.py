@@ -140,11 +140,30 @@ def test_a_file_in_the_current_folder_wins_only_when_it_is_named_as_a_file() -> 
     assert load_recipe("without-suffix")[0] == "without-suffix"
 
 
+def test_a_model_stands_for_the_recipe_of_defaults() -> None:
+    Path("theirs").mkdir()
+    Path("theirs/config.json").write_text('{"model_type": "llama"}')
+    where = str(Path.cwd() / "theirs")
+    for source, name, model in (
+        ("qwen2.5-7b", "qwen2.5-7b", "qwen2.5-7b"),
+        ("Qwen/Qwen2.5-7B", "Qwen2.5-7B", "Qwen/Qwen2.5-7B"),
+        ("theirs", "theirs", where),
+        ("./theirs/config.json", "theirs", f"{where}/config.json"),
+    ):
+        assert load_recipe(source, ["adapter=lora"]) == (name, Recipe(model=model, adapter="lora"))
+    assert "adapter" in complaint("qwen2.5-7b", "adapter=laura")
+    assert load_recipe(write('{"model": "gpt2-small"}', "mine.json"))[1].model == "gpt2-small"
+    assert load_recipe(write("model: gpt2-small", "qwen2.5-7b.yaml"))[1].model == "gpt2-small"
+
+
 @pytest.mark.parametrize(
     ("source", "mentions"),
     [
         ("smok", ["'smok'", "Did you mean smoke?", "harness recipes"]),
         ("llama-3.1-8b-qlorra.yaml", ["Did you mean llama-3.1-8b-qlora?"]),
+        ("qwen3-14", ["Did you mean qwen3-14b?", "harness models"]),
+        ("model=qwen3-14b", ["name the model itself", ": qwen3-14b."]),
+        ("recipes/smok.yaml", ["no recipe file recipes/smok.yaml"]),
         ("zzzzzzzz", ["'zzzzzzzz'", "harness recipes"]),
         ("", ["''"]),
         ("no/such/recipe.yaml", ["no/such/recipe.yaml", "no recipe file"]),

@@ -62,7 +62,8 @@ def models() -> None:
         )
     print()
     tell("A recipe for a card is MODEL-METHOD-CARD, as llama-3.1-8b-lora-24gb: `harness recipes` lists them.")
-    tell("A recipe's model may also be a config.json, a checkpoint folder or a Hugging Face id.")
+    tell("A model may also be a config.json, a checkpoint folder or a Hugging Face id.")
+    tell("It may stand where a recipe does, as in `harness fit qwen3-14b adapter=lora`.")
 
 
 def schema() -> None:
