@@ -43,6 +43,12 @@ CALLS = {
         aten._scaled_dot_product_flash_attention.default,
         [*[meta(2, 8, 512, 64)] * 3, 0.0, True],
     ),
+    "aten::_scaled_dot_product_cudnn_attention_backward.": (
+        aten._scaled_dot_product_cudnn_attention_backward.default,
+        # rows of one length have no cumulative ones: tensors that are not defined
+        [*[meta(2, 8, 512, 64)] * 5, meta(2, 8, 512, 1, dtype=torch.float32)]
+        + [*[meta(1, dtype=torch.int64)] * 2, None, None, None, 512, 512, 0.0, True],
+    ),
 }
 
 
@@ -66,8 +72,8 @@ def test_products_of_an_operator_that_nobody_knows_are_those_that_it_gave_to_cub
 
 
 def test_an_operator_of_a_sparse_tensor_is_unknown() -> None:
-    """Which c/operators.cpp describes as null."""
-    found = DESCRIBED.operator("aten::mm.", json.dumps([None, in_words(meta(64, 64))]))
+    """Which c/operators.cpp does not describe."""
+    found = DESCRIBED.operator("aten::mm.", json.dumps(["sparse", in_words(meta(64, 64))]))
     assert found == (DESCRIBED.bare_s, "unknown", 0, True)
 
 

@@ -125,7 +125,7 @@ void write(std::ostream& to, c10::IntArrayRef values) {
 }
 void write(std::ostream& to, const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != c10::kStrided) {
-    to << "null";
+    to << (tensor.defined() ? "\"sparse\"" : "null");
     return;
   }
   to << "{\"dtype\":\"" << c10::toString(tensor.scalar_type()) << "\",\"device\":\"" << tensor.device().type() << "\",\"sizes\":";
