@@ -144,7 +144,7 @@ class Hardware:
         return 2 * one
 
     def supports(self, dtype: str) -> bool:
-        """Whether the device multiplies matrices of `dtype` (fp32, bf16, fp16) in hardware."""
+        """Whether the device multiplies matrices of `dtype` (fp32, bf16, fp16, fp8) in hardware."""
         return dtype in self.datasheet.flops
 
     def peak_flops(self, dtype: str) -> float:

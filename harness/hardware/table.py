@@ -3,6 +3,9 @@
 from typing import Any, NamedTuple
 
 MIB = 2**20
+FP8_SINCE = 8.9
+"""The compute capability with fp8 units: Ada, Hopper and what followed. Dense and with sums in fp32, each of the
+datasheets below has twice the 16-bit rate for them."""
 
 
 class Cited(NamedTuple):
@@ -13,7 +16,7 @@ class Cited(NamedTuple):
 
 
 class Datasheet(NamedTuple):
-    """One device. `flops` maps a dtype (fp32, bf16, fp16) to dense FLOP/s; a dtype it lacks is absent."""
+    """One device. `flops` maps a dtype (fp32, bf16, fp16, fp8) to dense FLOP/s; a dtype it lacks is absent."""
 
     name: str
     driver_name: str
@@ -70,6 +73,8 @@ def _gpu(
     bf16: bool = True,
 ) -> Datasheet:
     dtypes = {"fp32": fp32, "fp16": half} | ({"bf16": half} if bf16 else {})
+    if float(compute_capability) >= FP8_SINCE:
+        dtypes["fp8"] = 2 * half
     return Datasheet(
         name,
         driver_name,

@@ -42,6 +42,9 @@ of 2 GB on 32 machines of eight H100 (github.com/NVIDIA/nccl/issues/1218)."""
 START_A_NODE_US = 6.0
 """For each machine that a ring passes. A guess: a hop over InfiniBand and its flags."""
 
+ELEMENT_BYTES = {"fp32": (4.0, 4.0), "bf16": (2.0, 2.0), "fp16": (2.0, 2.0), "fp8": (1.0, 2.0)}
+"""Of a product's factors and of its result."""
+
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "send_recv"]
 
 
@@ -100,8 +103,8 @@ def product(
     sustained: bool = True,
     quiet: bool = False,
 ) -> float:
-    """Seconds of `batch` products of m x k and k x n in `dtype` (bf16, fp16, fp32), accumulated in fp32.
-    `quiet`: one factor is nearly all zeros.
+    """Seconds of `batch` products of m x k and k x n in `dtype` (bf16, fp16, fp32; fp8, whose result is in 16
+    bit), accumulated in fp32. `quiet`: one factor is nearly all zeros.
 
     Raises InputError for a dtype that the device does not compute in.
     """
@@ -242,8 +245,8 @@ class Key:
 def _product(key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained: bool, quiet: bool) -> float:
     hardware = key.hardware
     calibration = hardware.calibration
-    size = 4 if dtype == "fp32" else 2
-    flops, moved = 2.0 * m * n * k * batch, float(size) * batch * (m * k + k * n + m * n)
+    size, of_result = ELEMENT_BYTES[dtype]
+    flops, moved = 2.0 * m * n * k * batch, batch * (size * (m * k + k * n) + of_result * m * n)
     least = bound_s(hardware, flops, moved, dtype)
     flat = calibration.matmul_fraction
     if dtype == "fp32":
@@ -258,7 +261,8 @@ def _product(key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained
         if sustained:
             fitted = {**fitted, "power_slowdown": power_slowdown(hardware)}
     chip = chip._replace(flops_per_s=chip.flops_per_s * rate)
-    how: dict[str, Any] = {"element_bytes": float(size), "sustained": sustained, "quiet": float(quiet)}
+    sizes = {"element_bytes": size, "result_bytes": of_result}
+    how: dict[str, Any] = {**sizes, "sustained": sustained, "quiet": float(quiet)}
     seconds = product_s(SCALARS, chip, fitted, m, n, k, batch, **how)
     return max(seconds * calibration.product_scale, least)
 

@@ -80,11 +80,12 @@ def product_s(
     batch: Any,
     *,
     element_bytes: float = 2.0,
+    result_bytes: float = 2.0,
     sustained: bool = False,
     quiet: Any = 0.0,
 ) -> Any:
     """Seconds of `batch` products of m x k and k x n. `fitted` has `tiles`, by `tile_name` the share of the
-    peak that each reaches, and GLOBALS.
+    peak that each reaches, and GLOBALS. `element_bytes` are those of the factors.
 
     `sustained`: the device has been at work for long, as in a training step, and is at its power limit
     whatever this product takes by itself. `quiet` (0 or 1): one factor is nearly all zeros, which takes less
@@ -92,7 +93,7 @@ def product_s(
     """
     log, exp = numbers.log, numbers.exp
     factors = element_bytes * batch * k * (m + n)
-    result = element_bytes * batch * m * n
+    result = result_bytes * batch * m * n
     missed = numbers.maximum(0.0, 1.0 - fitted["l2_share"] * chip.l2_bytes / factors)
     memory_rate = chip.bytes_per_s * fitted["memory_fraction"]
     each: list[Any] = []

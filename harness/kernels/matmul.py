@@ -72,6 +72,13 @@ def addmm(script: Script, self: Tensor, mat1: Tensor, mat2: Tensor, beta: float,
     _matrix_product(script, mat1, mat2, gpu, lt=calls_cublaslt(self, mat1.shape, mat2.shape, gpu, beta=beta))
 
 
+@kernel("_scaled_mm")
+def scaled_mm(script: Script, gpu: Gpu) -> None:
+    """Of fp8 factors with a scale each: cuBLASLt's. ATen/native/cuda/ScaledBlas.cpp."""
+    script.output(0)
+    call_cublas(script, gpu, lt=True)
+
+
 @kernel("dot")
 def dot(script: Script, gpu: Gpu) -> None:
     """ATen/native/cuda/Blas.cpp, dot_cuda."""

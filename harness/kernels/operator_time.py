@@ -3,6 +3,7 @@ it."""
 
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from harness.hardware import Hardware
@@ -51,6 +52,7 @@ _CLASSES: dict[str, KernelClass] = {
 }
 """By the operator's name without its namespace and `_backward`; of bitsandbytes and lists below."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), "fp8")
 
 
 def class_of(name: str) -> KernelClass:

@@ -114,6 +114,7 @@ FORMULAS: dict[str, Formula] = {
     "aten::bmm": _product(aten.bmm, 2),
     **dict.fromkeys(("aten::addmm", "aten::addmm_"), _product(aten.addmm, 3)),
     "aten::baddbmm": _product(aten.baddbmm, 3),
+    "aten::_scaled_mm": _product(aten.mm, 2),
     "aten::_grouped_mm": _grouped_mm,
     **{f"aten::_scaled_dot_product_{name}": _attention for name in _FUSED},
     **{f"aten::_scaled_dot_product_{name}_backward": _attention_backward for name in _FUSED},

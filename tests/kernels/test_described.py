@@ -17,12 +17,21 @@ DESCRIBED = Described(H100)
 aten = torch.ops.aten
 
 
+NAMES = {
+    torch.bfloat16: "BFloat16",
+    torch.float32: "Float",
+    torch.int64: "Long",
+    torch.float8_e4m3fn: "Float8_e4m3fn",
+}
+
+
 def in_words(value: Any) -> Any:
     """As c/operators.cpp writes an argument."""
     if isinstance(value, torch.Tensor):
-        name = {torch.bfloat16: "BFloat16", torch.float32: "Float", torch.int64: "Long"}[value.dtype]
         sizes, strides = list(value.shape), list(value.stride())
-        return {"dtype": name, "device": "cuda", "sizes": sizes, "strides": strides}
+        return {"dtype": NAMES[value.dtype], "device": "cuda", "sizes": sizes, "strides": strides}
+    if isinstance(value, torch.dtype):
+        return None
     return [in_words(each) for each in value] if isinstance(value, list) else value
 
 
@@ -30,8 +39,14 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+FP8 = torch.float8_e4m3fn
 CALLS = {
     "aten::mm.": (aten.mm.default, [meta(512, 1024), meta(2048, 1024).t()]),
+    "aten::_scaled_mm.": (
+        aten._scaled_mm.default,
+        [meta(512, 1024, dtype=FP8), meta(2048, 1024, dtype=FP8).t(), *[meta(dtype=torch.float32)] * 2]
+        + [None, None, torch.bfloat16],
+    ),
     "aten::addmm.": (aten.addmm.default, [meta(2048), meta(512, 1024), meta(1024, 2048)]),
     "aten::add.Tensor": (aten.add.Tensor, [meta(1 << 20), meta(1 << 20)]),
     "aten::mul_.Tensor": (aten.mul_.Tensor, [meta(1 << 20), meta(1)]),
