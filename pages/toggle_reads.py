@@ -54,7 +54,7 @@ OWN = {
     "num_labels": "training/toggles/scores.py",
     **dict.fromkeys(("images", "image_size"), "training/images.py"),
     "train_vision": "training/toggles/vision.py",
-    "precision": "training/toggles/precision.py",
+    **dict.fromkeys(("precision", "fp8"), "training/toggles/precision.py"),
     "gradient_checkpointing": "training/toggles/gradient_checkpointing.py",
     "selective_checkpointing": "training/toggles/gradient_checkpointing.py",
     "attention": "training/toggles/attention.py",

@@ -302,6 +302,16 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
         "`loss: fused_linear`. Of its kernels' time an estimate knows the bytes of their tensors alone: each "
         "is read or written once. LayerNorm stays PyTorch's, and nothing is divided among ranks.",
     ),
+    "fp8": BuysAndCosts(
+        buys="Products of linear layers at twice the FLOP/s of 16 bit, by torchao's float8 training, on Ada, "
+        "Hopper and what followed. It saves no memory: weights, gradients, optimizer state and what is kept "
+        "for backward stay as they are, and each factor is rounded anew for each product.",
+        costs="torchao. In eager mode a factor passes through fp32 on its way, in many small kernels: the "
+        "peak is higher, and what the products win is lost. With `compile: true`, which napkin alone "
+        "estimates, it is one kernel. Every weight is trained: torchao computes a gradient for each that it "
+        "multiplies. Stacked experts, the head and layers whose sizes are no multiples of 16 stay in 16 bit. "
+        "Nobody's kernels in fp8 were fitted: their time is that of 16 bit at twice the rate.",
+    ),
     "num_labels": BuysAndCosts(
         buys="With `task: classification`, how many classes a text can be of.",
         costs="A number for each class and each token, of which the last token's are read.",

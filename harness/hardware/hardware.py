@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
-from harness.hardware.table import DATASHEETS, MIB, NOT_MODELLED, TABLE_NAMES, Datasheet
+from harness.hardware.table import DATASHEETS, FP8_SINCE, MIB, NOT_MODELLED, TABLE_NAMES, Datasheet
 from harness.step_profile import HardwareSummary, StepProfile
 from harness.system import parse_json, profiles_folder, read_whole
 
@@ -161,18 +161,23 @@ class Hardware:
         """What the recipe needs and it cannot compute, as in "no bf16 units"; else empty. Flash attention's
         packages begin with Ampere (transformers/modeling_flash_attention_utils.py, cuda_min_major_version).
         """
-        if not self.supports(recipe.compute_dtype):
-            return f"no {recipe.compute_dtype} units"
+        missing = next((dtype for dtype in recipe.dtypes_of_products if not self.supports(dtype)), None)
+        if missing is not None:
+            return f"no {missing} units"
         old = float(self.datasheet.compute_capability) < 8
         return "no flash attention" if old and recipe.flash_package else ""
 
     def check(self, recipe: "Recipe") -> None:
         """Raise InputError for what the device `lacks`."""
         self.peak_flops(recipe.compute_dtype)
-        if self.lacks(recipe):
+        lacking = self.lacks(recipe)
+        if lacking:
+            needs = "the packages of flash attention need 8.0; set attention: sdpa"
+            if "fp8" in lacking:
+                needs = f"products in fp8 need {FP8_SINCE}; set fp8: false"
             raise InputError(
-                f"hardware: {self.name} has compute capability {self.datasheet.compute_capability}, and the "
-                "packages of flash attention need 8.0; set attention: sdpa, or choose another device."
+                f"hardware: {self.name} has compute capability {self.datasheet.compute_capability}, and "
+                f"{needs}, or choose another device."
             )
 
     def summary(self, dtype: str) -> HardwareSummary:

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 MIB = 2**20
 FP8_SINCE = 8.9
-"""The compute capability with fp8 units: Ada, Hopper and what followed. Dense and with sums in fp32, each of the
-datasheets below has twice the 16-bit rate for them."""
+"""The compute capability with fp8 units: Ada, Hopper and what followed. Dense and with sums in fp32, each of
+the datasheets below has twice the 16-bit rate for them."""
 
 
 class Cited(NamedTuple):
@@ -16,7 +16,7 @@ class Cited(NamedTuple):
 
 
 class Datasheet(NamedTuple):
-    """One device. `flops` maps a dtype (fp32, bf16, fp16, fp8) to dense FLOP/s; a dtype it lacks is absent."""
+    """One device. `flops` maps a dtype (fp32, bf16, fp16, fp8) to dense FLOP/s; those it lacks are absent."""
 
     name: str
     driver_name: str

@@ -292,6 +292,9 @@ class Activations:
             adapted = [m for m in matrices if m.name in built.adapted]
             wide_bytes = SIZES[built.adapter_dtype(matrices[0])]
             whole += max((m.inputs**2 + 4 * m.elements for m in adapted), default=0) * wide_bytes
+        # a factor on its way to fp8: twice in fp32, or in one compiled kernel
+        in_fp8 = [max(m.elements, d("B·S") * max(m.inputs, m.outputs)) for m in matrices if built.in_fp8(m)]
+        whole += max(in_fp8, default=0) * (1 if self.compiled else 8)
         of_rows = max(widest) + self.stream * d("B·S·H")
         return of_rows // self.recipe.forward_passes + whole
 

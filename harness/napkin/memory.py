@@ -72,7 +72,8 @@ class Sizes:
         self.quantizing_bytes = SIZES[built.made_dtype] * max(
             quantized, default=0
         )  # in setup, one layer whole
-        wide = [w for w in self.in_blocks if w.matrix and w.dtype == "fp32"]
+        in_fp8 = {matrix.name for _, matrix in built.matrices if built.in_fp8(matrix)}
+        wide = [w for w in self.in_blocks if w.matrix and w.dtype == "fp32" and w.name not in in_fp8]
         stay = sum(w.elements * w.count for w in wide if w.trained or not acts.recomputes)
         stay *= 1 if acts.recomputes else recipe.forward_passes
         self.weight_copies = acts.compute * stay if recipe.mixed and not recipe.fsdp else 0

@@ -24,6 +24,11 @@ COMPILED_PASSES = 2, 4
 """Over what a compiled block keeps, in forward and in backward: as Inductor counts for the kernels that it
 makes (profiles/cpu/compiled_bytes.json)."""
 
+FP8_EAGER, FP8_COMPILED = (34, 8), (5, 0)
+"""Bytes moved for each element of a factor on its way to fp8, and kernels: the largest value, and then the
+product with the scale in fp32, cut off and rounded (torchao/float8/float8_utils.py); compiled, two readings
+and one writing."""
+
 
 @dataclass(frozen=True)
 class PhaseTime:
@@ -160,7 +165,14 @@ class Timing:
         rows, n = self.acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S"), matrix.elements // tp
         moved = (rows * (matrix.inputs + matrix.outputs // tp) + n) * width
         before = n * width if built.storage(matrix) else 0  # the weight in 16 bit
-        works = [Work(2 * rows * n // matrix.stacked, moved, 1, "matmul", dtype, before)]
+        in_fp8 = built.in_fp8(matrix)
+        works = [Work(2 * rows * n // matrix.stacked, moved, 1, "matmul", "fp8" if in_fp8 else dtype, before)]
+        if (
+            in_fp8
+        ):  # of three products the input, the weight and the output's gradient are factors of two each
+            size, launches = FP8_COMPILED if self.acts.compiled else FP8_EAGER
+            factors = 2 * (rows * (matrix.inputs + matrix.outputs) + n) // 3
+            works.append(Work(0, size * factors, 2 * launches))
         if matrix.name in built.adapted and built.lora:
             flops = 2 * rows * built.rank * (matrix.inputs + matrix.outputs) // tp
             wide = width if self.recipe.mixed else SIZES[built.adapter_dtype(matrix)]

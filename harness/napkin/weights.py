@@ -104,6 +104,10 @@ class BuiltModel:
         kind = matrix.linear or (self.recipe.four_bit and matrix.stacked > 1)
         return self.recipe.quantization if self.recipe.quantized and kind and matrix != self.head else None
 
+    def in_fp8(self, matrix: Matrix) -> bool:
+        """Whether the products with `matrix` are torchao's."""
+        return self.recipe.fp8 and matrix.linear and matrix != self.head
+
     def _adapted(self) -> frozenset[str]:
         recipe, found = self.recipe, [matrix for _, matrix in self.matrices]
         if recipe.lora_targets != "all-linear":  # a target is a module's name or the end of its path

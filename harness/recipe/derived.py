@@ -88,6 +88,11 @@ class Derived(Fields):
         return self.writes and self.loss == "standard"
 
     @property
+    def dtypes_of_products(self) -> tuple[str, ...]:
+        """What the device's units must multiply in."""
+        return (self.compute_dtype, "fp8") if self.fp8 else (self.compute_dtype,)
+
+    @property
     def by_liger(self) -> bool:
         """Whether norms, rotations and activations are Liger's kernels."""
         return self.kernels == "liger"

@@ -67,6 +67,10 @@ class Fields(Values):
     master_weights: bool = False
     """With 16-bit weights, the optimizer keeps an fp32 copy: 2+2+4+4+4 = 16 bytes a parameter."""
 
+    fp8: bool = False
+    """torchao's float8 training: every linear layer but the output head multiplies in fp8, each factor with
+    one scale. Weights, gradients and what is kept for backward stay as they are."""
+
     quantization: Quantization = "none"
     """Storage of the frozen base's linear layers, by bitsandbytes."""
     double_quant: bool = False

@@ -7,6 +7,7 @@ rule is reported; every message names both fields and what to change.
 from typing import Any, cast
 
 from harness.recipe.derived import Derived
+from harness.recipe.fp8_rules import FP8_RULES
 from harness.recipe.liger_rules import LIGER_RULES
 from harness.recipe.optimizer_rules import OPTIMIZER_RULES
 from harness.recipe.rule import Rule
@@ -261,6 +262,7 @@ RULES: tuple[Rule, ...] = (
         "set precision: bf16, or cpu_offload: false",
     ),
     *LIGER_RULES,
+    *FP8_RULES,
     Rule(
         ("use_dora", "adapter"),
         lambda r: r.use_dora and r.adapter != "lora",

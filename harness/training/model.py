@@ -36,7 +36,13 @@ from harness.training.toggles.gradient_checkpointing import checkpoint_blocks
 from harness.training.toggles.offload_activations import saved_tensors
 from harness.training.toggles.offload_parameters import built_where, parameters_to_host
 from harness.training.toggles.optimizer import build_optimizer
-from harness.training.toggles.precision import as_loaded, autocast, build_scaler, weights_dtype
+from harness.training.toggles.precision import (
+    as_loaded,
+    autocast,
+    build_scaler,
+    multiply_in_fp8,
+    weights_dtype,
+)
 from harness.training.toggles.preference import (
     give_trl_head,
     import_trl,
@@ -143,6 +149,7 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
         prepare_for_kbit(recipe, model)
         freeze_vision(recipe, model)
         model = with_adapter(recipe, model)
+    multiply_in_fp8(recipe, model, device)
     refuse_longer_sequences(model, recipe.model, recipe.seq_len)
     checkpoint_blocks(recipe, model)
     fuse_loss(recipe, model)

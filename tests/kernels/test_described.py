@@ -44,8 +44,11 @@ CALLS = {
     "aten::mm.": (aten.mm.default, [meta(512, 1024), meta(2048, 1024).t()]),
     "aten::_scaled_mm.": (
         aten._scaled_mm.default,
-        [meta(512, 1024, dtype=FP8), meta(2048, 1024, dtype=FP8).t(), *[meta(dtype=torch.float32)] * 2]
-        + [None, None, torch.bfloat16],
+        [
+            *(meta(512, 1024, dtype=FP8), meta(2048, 1024, dtype=FP8).t()),
+            *[meta(dtype=torch.float32)] * 2,
+            *(None, None, torch.bfloat16),
+        ],
     ),
     "aten::addmm.": (aten.addmm.default, [meta(2048), meta(512, 1024), meta(1024, 2048)]),
     "aten::add.Tensor": (aten.add.Tensor, [meta(1 << 20), meta(1 << 20)]),
@@ -61,8 +64,11 @@ CALLS = {
     "aten::_scaled_dot_product_cudnn_attention_backward.": (
         aten._scaled_dot_product_cudnn_attention_backward.default,
         # rows of one length have no cumulative ones: tensors that are not defined
-        [*[meta(2, 8, 512, 64)] * 5, meta(2, 8, 512, 1, dtype=torch.float32)]
-        + [*[meta(1, dtype=torch.int64)] * 2, None, None, None, 512, 512, 0.0, True],
+        [
+            *(*[meta(2, 8, 512, 64)] * 5, meta(2, 8, 512, 1, dtype=torch.float32)),
+            *[meta(1, dtype=torch.int64)] * 2,
+            *(None, None, None, 512, 512, 0.0, True),
+        ],
     ),
 }
 

@@ -208,6 +208,18 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "product of two rows": (lambda: meta(4).dot(meta(4)), "=0 cublas"),
     "batch of products": (lambda: torch.bmm(meta(2, 4, 8), meta(2, 8, 4)), "=0 cublas"),
     "batch of products and bias": (lambda: torch.baddbmm(meta(4), meta(2, 4, 8), meta(2, 8, 4)), "=0 cublas"),
+    "product in fp8": (
+        lambda: torch._scaled_mm(
+            *(
+                meta(16, 32, dtype=torch.float8_e4m3fn),
+                meta(16, 32, dtype=torch.float8_e4m3fn).t(),
+                meta(),
+                meta(),
+            ),
+            out_dtype=BF16,
+        ),
+        "=0 cublas",
+    ),
     # cuda/GroupMM.cu: 60 bytes a group, and 512 a multiprocessor
     "grouped product": (
         lambda: torch._grouped_mm(

@@ -53,6 +53,7 @@ PRICED = {
     "image_size": ({"images": 1, "image_size": (224,)}, (224, 448)),
     "packing": ({}, True),
     "precision": ({}, "fp32"),
+    "fp8": ({}, True),
     "master_weights": ({}, True),
     "quantization": (LORA, "nf4"),
     "double_quant": (QLORA, True),

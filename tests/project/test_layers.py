@@ -64,7 +64,7 @@ HOMES = {
     "mcp": {"mcp/server.py"},
     "ray": {"sweep/launchers/ray_tasks.py"},
     "submitit": {"sweep/launchers/submitit_jobs.py"},
-    "torchao": {"training/toggles/optimizer.py"},
+    "torchao": {"training/toggles/optimizer.py", "training/toggles/precision.py"},
 }
 """The only files that import a package, always where it is used: without it, all else works."""
 

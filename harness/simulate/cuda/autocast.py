@@ -213,6 +213,7 @@ def cuda_autocast_on_meta() -> Iterator[None]:
         [
             Replacement("torch.autocast", autocast, why),
             Replacement("torch.amp.autocast", autocast, why),
+            Replacement("torch.get_autocast_gpu_dtype", lambda: state.dtype, why),
             Replacement("torch.is_autocast_enabled", is_autocast_enabled, why),
             Replacement("torch.get_autocast_dtype", get_autocast_dtype, why),
             Replacement("torch.amp.is_autocast_available", is_autocast_available, why),

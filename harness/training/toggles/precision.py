@@ -1,4 +1,4 @@
-"""The toggle `precision`: the dtype of the weights, autocast, and the scaler of fp16."""
+"""The toggles `precision` and `fp8`: dtype of the weights, autocast, scaler of fp16, products in fp8."""
 
 import math
 import re
@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
+from harness.errors import InputError, MissingDependency
 from harness.parallel import DTYPES
 from harness.recipe import Recipe
 from harness.training.toggles.optimizer_state import state_shapes
@@ -54,6 +56,34 @@ def forget_casts() -> None:
     """Before a pass of a step: accelerate enters autocast anew for each, and what is computed again makes its
     casts itself."""
     torch.clear_autocast_cache()
+
+
+def multiply_in_fp8(recipe: Recipe, model: Any, device: torch.device) -> None:
+    """Linear layers but the output head become torchao's Float8Linear, in place: those whose sizes the units
+    take, multiples of 16. A CPU has no such units, and computes with the same rounded factors in fp32."""
+    if not recipe.fp8:
+        return
+    try:
+        from torchao.float8 import (  # pyright: ignore[reportMissingImports]
+            Float8LinearConfig,
+            convert_to_float8_training,
+        )
+    except ImportError:
+        raise MissingDependency("torchao", "torchao", "fp8: true") from None
+    head = model.get_output_embeddings()
+    able = {
+        layer
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear) and layer.in_features % 16 == layer.out_features % 16 == 0
+    } - {head}
+    if not able:
+        raise InputError(
+            f"fp8: true: {recipe.model} has no torch.nn.Linear of sizes that are multiples of 16, besides "
+            "its head; set fp8: false."
+        )
+    # padded as accelerate asks for it: rows of any number
+    how = Float8LinearConfig(pad_inner_dim=True, emulate=device.type == "cpu")
+    convert_to_float8_training(model, config=how, module_filter_fn=lambda layer, _: layer in able)
 
 
 class GradScaler(torch.amp.GradScaler):

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from importlib.util import find_spec
 from typing import Any, get_args
 
 import pytest
@@ -18,6 +19,7 @@ SWITCH = (False, True)
 VALUES: dict[str, tuple[Any, ...]] = {
     "family": ("llama", "gpt2", "pythia", "mixtral", "gemma2"),
     "precision": get_args(Precision),
+    "fp8": SWITCH if find_spec("torchao") else (False,),
     "master_weights": SWITCH,
     "quantization": get_args(Quantization),
     "double_quant": SWITCH,
@@ -63,7 +65,7 @@ def recipe_of(values: dict[str, Any]) -> Recipe | None:
     """The recipe with these values, None where they cannot meet."""
     if values["family"] == "gemma2" and values["attention"] != "eager":
         return None  # test_toggles_attention
-    if values["family"] == "gpt2" and values["optimizer"] in LOW_RANK:
+    if values["family"] == "gpt2" and (values["optimizer"] in LOW_RANK or values["fp8"]):
         return None  # it has no linear layer of torch's
     four_bit = values["quantization"] in ("nf4", "fp4") and not values["upcast_for_kbit"]
     if four_bit and values["precision"] == "fp16-mixed":

@@ -1,13 +1,15 @@
-"""precision and master_weights: dtypes of real tensors, the fp32 copy to the byte, and loss scaling."""
+"""precision, master_weights and fp8: dtypes of tensors, the fp32 copy to the byte, loss scaling, fp8 products."""
 
 import itertools
 import math
+import sys
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+from harness.errors import InputError, MissingDependency
 from harness.observe.labels import labelled_tensors
 from harness.recipe.recipe import Recipe
 from harness.training.step import Training, train_step
@@ -224,3 +226,61 @@ def state_tensors(training: Training) -> list[Tensor]:
 
 def norm_of(tensors: dict[str, Tensor]) -> float:
     return math.sqrt(sum(tensor.double().square().sum().item() for tensor in tensors.values()))
+
+
+# --- products in fp8 -----------------------------------------------------------------------------------
+
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """By hand: scaled so that the largest value is the largest of `dtype`, rounded, and scaled back."""
+    most = torch.finfo(dtype).max
+    scale = most / values.float().abs().max()
+    return (values.float() * scale).clamp(-most, most).to(dtype).float() / scale
+
+
+def test_linear_layers_but_the_head_multiply_in_fp8_and_keep_their_weights() -> None:
+    pytest.importorskip("torchao.float8")
+    model = built(tiny(precision="bf16", fp8=True))[0].model
+    kinds = {
+        name: type(layer).__name__ for name, layer in model.named_modules() if hasattr(layer, "in_features")
+    }
+    assert kinds.pop("lm_head") == "Linear"
+    assert len(kinds) == 2 * 7
+    assert set(kinds.values()) == {"Float8Linear"}
+    assert {weight.dtype for weight in model.parameters()} == {bf16}
+
+
+def test_a_product_in_fp8_is_that_of_rounded_factors_and_so_are_its_gradients() -> None:
+    """One scale a factor: input and weight in e4m3, the gradient of the output in e5m2 (arXiv 2209.05433)."""
+    pytest.importorskip("torchao.float8")
+    layer = built(tiny(precision="bf16", fp8=True))[0].model.model.layers[0].mlp.gate_proj
+    weight = layer.weight.detach()
+    values = torch.randn(2, 16, 64, dtype=bf16).requires_grad_()
+    above = torch.randn(2, 16, 128, dtype=bf16)
+    out = layer(values)
+    out.backward(above)
+    x, w, g = rounded(values.detach(), E4M3), rounded(weight, E4M3), rounded(above, E5M2)
+    close = {"rtol": 2e-2, "atol": 2e-2}  # bf16 has 8 bits
+    torch.testing.assert_close(out.detach().float(), x @ w.T, **close)
+    assert values.grad is not None
+    torch.testing.assert_close(values.grad.float(), g @ w, **close)
+    torch.testing.assert_close(layer.weight.grad.float(), g.flatten(0, 1).T @ x.flatten(0, 1), **close)
+    assert not torch.allclose(
+        out.detach().float(), values.detach().float() @ weight.float().T, rtol=1e-3, atol=1e-3
+    )
+
+
+def test_a_model_without_linear_layers_has_nothing_to_multiply_in_fp8() -> None:
+    pytest.importorskip("torchao.float8")
+    with pytest.raises(InputError, match=r"fp8: true: .* has no torch.nn.Linear .*; set fp8: false"):
+        built(tiny("gpt2", precision="bf16", fp8=True))
+
+
+def test_without_torchao_fp8_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torchao", "torchao.float8"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingDependency, match=r"pip install 'finetune-harness\[torchao\]'"):
+        built(tiny(precision="bf16", fp8=True))
