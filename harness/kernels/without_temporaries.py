@@ -90,8 +90,8 @@ declare("normal_ uniform_ zero_", nothing=FILLED, unread=0, result=_initialized)
 # cuda/Shape.cu (cat, and stack through it) has its inputs' addresses in the kernel's arguments.
 COPIES = "copies straight from the input into the output"
 declare(
-    "_to_copy cat clone constant_pad_nd diag_embed diagonal_backward repeat select_backward slice_backward "
-    "stack",
+    "_to_copy cat clone constant_pad_nd pad diag_embed diagonal_backward repeat select_backward "
+    "slice_backward stack",
     nothing=COPIES,
 )
 declare("copy_", nothing=COPIES, unread=0, result=_back_to_host)

