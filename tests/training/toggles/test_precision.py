@@ -1,4 +1,4 @@
-"""precision, master_weights, fp8: dtypes of tensors, the fp32 copy to the byte, loss scaling, fp8 products."""
+"""precision, master_weights, fp8: dtypes of tensors, the fp32 copy to the byte, loss scaling, fp8."""
 
 import itertools
 import math
