@@ -193,6 +193,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             seen.add(kind)
         if slow:
             item.add_marker(pytest.mark.slow)
+    # files with slow tests first: at the end no process waits long for what the other one still has to do
+    with_slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in with_slow)
 
 
 def pytest_collection_finish() -> None:
