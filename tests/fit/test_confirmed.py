@@ -304,7 +304,7 @@ def test_it_says_what_holds_it_back_and_what_is_free_to_change(tmp_path) -> None
 
 def test_of_several_gpus_it_says_how_many_would_be_enough(tmp_path):
     """Every number is simulated here: the first that fits is the one that is named."""
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 3, "num_key_value_heads": 4}
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_key_value_heads": 4}
     recipe = Recipe(model=resized(tmp_path, **sizes), seq_len=64, parallel="fsdp", dp_shard=2)
     h100 = find_hardware("h100")
 
