@@ -95,7 +95,7 @@ def covering() -> tuple[list[Recipe], set[Pair]]:
             kept.append(values)
         return recipe is not None
 
-    while len(found) < 2000:  # a walk: of values chosen at random the rules refuse 13 for one that they let be
+    while len(found) < 2000:  # a walk: of values chosen at random the rules refuse nearly all
         lets_be(kept[-1] | some())
     options = [[(name, value) for value in values] for name, values in VALUES.items()]
     for one, other in itertools.combinations(options, 2):
