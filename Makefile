@@ -59,7 +59,8 @@ run: $(READY)
 # whatever the user's shell says: without it every test process compiles all tests anew, for 7 seconds.
 SURROUNDINGS = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 # A file stays in one process: what its tests share (a simulation, a model, a browser, processes of ranks) is made once.
-PYTEST = $(SURROUNDINGS) $(PY) -m pytest -n $(WORKERS) --dist loadfile
+# Files come in the order of tests/conftest.py: otherwise those with few tests come last, and they are the longest.
+PYTEST = $(SURROUNDINGS) $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(READY)
 	$(PYTEST) -m "not gpu and not virtual_gpu and not long"
 

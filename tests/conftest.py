@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.commands import Call, exit_status
 
@@ -14,6 +15,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # what is not on this machine fails at once
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread costs more than it brings
 
 pytest_plugins = ["tests.support.trust_report", "tests.support.attempts"]
+
+if settings.default.deadline is not None:  # tests/mutation has a profile of its own
+    # an example that waits for a processor is not wrong
+    settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("unhurried")
 
 # A shell starts its background jobs deaf to Ctrl-C; the tests of interrupts need it heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -193,6 +199,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             seen.add(kind)
         if slow:
             item.add_marker(pytest.mark.slow)
+    # files with slow tests first: at the end no process waits long for what the other one still has to do
+    with_slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in with_slow)
 
 
 def pytest_collection_finish() -> None:

@@ -86,10 +86,11 @@ class StorageTracker(TorchDispatchMode):
                 return self.unwrapped(func, args, kwargs or {})
         # with a mode or without, autograd does to a wrapper nothing in place
         of_wrapper, self._unpacked = self._unpacked, None
-        if func in _IN_PLACE and func is not of_wrapper and _in_engine(sys._getframe(1)):
-            func, args = _as_without_a_mode(func, args)
-        if func in _INDEXING:
-            self._see(args[1], "lift_fresh")
+        if id(func) in _UNLIKE:  # an operator's hash is a Python function
+            if func in _IN_PLACE and func is not of_wrapper and _in_engine(sys._getframe(1)):
+                func, args = _as_without_a_mode(func, args)
+            if func in _INDEXING:
+                self._see(args[1], "lift_fresh")
         out = self.run(func, args, kwargs or {})
         self._see(out, func)
         return out
@@ -214,6 +215,8 @@ _IN_PLACE = {
     aten.masked_scatter.default: aten.masked_scatter_.default,
 }
 """What autograd does in place, but not under a dispatch mode: there isTensorSubclassLike is always true."""
+_UNLIKE = {id(func) for func in (*_INDEXING, *_IN_PLACE)}
+"""Operators live as long as torch."""
 
 
 def _in_engine(caller: FrameType) -> bool:

@@ -1,5 +1,6 @@
 """Types of a recipe's fields, and what every field is checked for, whatever its type."""
 
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -42,8 +43,7 @@ class Values(BaseModel):
     @classmethod
     def _no_bool_for_a_number(cls, value: Any, info: Any) -> Any:
         # pydantic's lax mode would read `steps: true` as 1 and `gradient_checkpointing: 1` as true.
-        assert info.field_name is not None
-        wants_bool = cls.model_fields[info.field_name].annotation is bool
+        wants_bool = info.field_name in _switches(cls)
         if isinstance(value, bool) and not wants_bool:
             raise ValueError("true and false belong to switches")
         if wants_bool and not isinstance(value, bool):
@@ -75,3 +75,9 @@ class Values(BaseModel):
         if not isinstance(value, str) and len(set(value)) != len(value):
             raise ValueError("the same name is listed twice")
         return value
+
+
+@cache  # pydantic looks for a class's fields anew each time, and a page that asks checks hundreds of recipes
+def _switches(values: type[BaseModel]) -> frozenset[str]:
+    """Names of the fields that are true or false."""
+    return frozenset(name for name, field in values.model_fields.items() if field.annotation is bool)

@@ -70,12 +70,13 @@ def _commit() -> dict[str, Any]:
     if not (root / ".git").exists():
         return {"git_commit": None, "git_dirty": None}
 
-    def git(*arguments: str) -> str:
-        try:
-            result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):  # no git here, or a very slow disk
-            return ""
-        return result.stdout.strip() if result.returncode == 0 else ""
-
-    commit = git("rev-parse", "HEAD")
-    return {"git_commit": commit or None, "git_dirty": bool(git("status", "--porcelain")) if commit else None}
+    command = ["git", "status", "--porcelain=v2", "--branch"]  # one process says both
+    try:
+        result = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):  # no git here, or a very slow disk
+        return {"git_commit": None, "git_dirty": None}
+    lines = result.stdout.splitlines() if result.returncode == 0 else []
+    heads = [line.removeprefix("# branch.oid ") for line in lines if line.startswith("# branch.oid ")]
+    if not heads or heads == ["(initial)"]:  # no commit yet
+        return {"git_commit": None, "git_dirty": None}
+    return {"git_commit": heads[0], "git_dirty": any(not line.startswith("#") for line in lines)}

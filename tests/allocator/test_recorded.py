@@ -167,22 +167,19 @@ def test_a_replay_names_the_first_divergence() -> None:
     assert len(divergence.before) == 10
 
 
-def test_a_replay_notices_a_segment_of_another_size() -> None:
+@pytest.mark.parametrize(
+    ("which", "action", "changed", "noticed"),
+    [(0, "segment_alloc", {"size": 2**21}, 1), (-1, "alloc", {"addr": 512}, 0)],
+    ids=["a segment of another size", "the wrong block"],
+)
+def test_a_replay_notices(which: int, action: str, changed: dict[str, int], noticed: int) -> None:
+    """A larger segment by the first request that it was made for."""
     trace, settings = training()
-    index = next(index for index, entry in enumerate(trace) if entry["action"] == "segment_alloc")
-    trace[index] = trace[index] | {"size": trace[index]["size"] + 2**21}
+    index = [index for index, entry in enumerate(trace) if entry["action"] == action][which]
+    trace[index] = trace[index] | {name: trace[index][name] + more for name, more in changed.items()}
     divergence = replay(trace, settings).divergence
     assert divergence is not None
-    assert divergence.index == index + 1
-
-
-def test_a_replay_notices_the_wrong_block() -> None:
-    trace, settings = training()
-    index = max(index for index, entry in enumerate(trace) if entry["action"] == "alloc")
-    trace[index] = trace[index] | {"addr": trace[index]["addr"] + 512}
-    divergence = replay(trace, settings).divergence
-    assert divergence is not None
-    assert divergence.index == index
+    assert divergence.index == index + noticed
 
 
 def test_a_replay_notices_the_wrong_settings() -> None:

@@ -164,7 +164,7 @@ FIELDS = ["layer_types", "attn_layer_period", "expert_layer_period", "full_atten
 FIELDS += ["sliding_window", "sliding_window_pattern", "hybrid_override_pattern", "head_dim", "text_config"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data(), st.sampled_from(sorted(PUBLISHED)))
 def test_a_broken_config_is_read_or_refused_in_a_sentence(data, name):
     config = dict(PUBLISHED[name])

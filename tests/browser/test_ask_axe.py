@@ -60,6 +60,6 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from harness.serve.server import server_of
 
     with server_of(tmp_path_factory.mktemp("runs"), 0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()

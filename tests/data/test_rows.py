@@ -269,7 +269,7 @@ def test_packing_refuses_a_document_longer_than_a_row() -> None:
 TEXTS = st.lists(st.text(st.characters(codec="ascii"), max_size=30), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts=TEXTS, seq_len=st.integers(4, 24), seed=st.integers(0, 3))
 def test_packed_rows_hold_every_token_once_an_epoch(texts: list[str], seq_len: int, seed: int) -> None:
     texts.append("at least one")

@@ -124,12 +124,13 @@ def test_a_recipe_that_does_not_fit_gets_changes_that_were_seen_to() -> None:
     found = fit_confirmed(heavy, with_mib(60), PLAIN, told=told.append)
     assert found.largest["micro_batch_size"].value < 8
     assert any(change.seen and change.fits for change in found.changes)
+    now = simulate(heavy, with_mib(600), PLAIN)[0]
     for change in found.changes:
         if change.seen:
             changed = check_recipe({**heavy.model_dump(), **change.fields}, "test")
             assert fits(changed, with_mib(60)) == change.fits, change.overrides
         if change.seen and change.fits:
-            now, then = (simulate(recipe, with_mib(600), PLAIN)[0] for recipe in (heavy, changed))
+            then = simulate(changed, with_mib(600), PLAIN)[0]
             assert change.saved_bytes == now.memory.peak_allocated_bytes - then.memory.peak_allocated_bytes
             assert change.slowdown == pytest.approx(now.step.tokens_per_s / then.step.tokens_per_s)
     fields = {name: parse_yaml(value, name) for name, value in (w.split("=") for w in found.together.split())}
@@ -275,9 +276,9 @@ def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
 
 def test_it_says_what_holds_it_back_and_what_is_free_to_change(tmp_path) -> None:
     """Logits of a large vocabulary, which Liger's loss never has as a whole."""
-    words = 65_536
+    words = 8192
     recipe = Recipe(model=resized(tmp_path, vocab_size=words), adapter="lora", seq_len=1024)
-    found = fit_confirmed(recipe, with_mib(4096), PLAIN)
+    found = fit_confirmed(recipe, with_mib(512), PLAIN)
     rows = found.largest["micro_batch_size"].value or 0
     logits = rows * 1024 * words * 4
     assert found.held_back is not None
@@ -288,15 +289,15 @@ def test_it_says_what_holds_it_back_and_what_is_free_to_change(tmp_path) -> None
         assert overrides == "loss=fused_linear"
         assert larger > rows
         asked = recipe.model_copy(update={"loss": "fused_linear", "micro_batch_size": larger})
-        assert fits(asked, with_mib(4096))
+        assert fits(asked, with_mib(512))
         sizes = {"micro_batch_size": rows}
         with_loss = [
             recipe.model_copy(update={**sizes, "loss": loss}) for loss in ("standard", "fused_linear")
         ]
-        one, other = (simulate(each, with_mib(4096))[0].step.tokens_per_s or 0 for each in with_loss)
+        one, other = (simulate(each, with_mib(512))[0].step.tokens_per_s or 0 for each in with_loss)
         assert slowdown == pytest.approx(one / other, rel=1e-9)
         assert one / other > 1.05  # the logits are most of the step, and computed again in pieces
-        text = "\n".join(fit_lines("logits", "here", recipe, with_mib(4096), found))
+        text = "\n".join(fit_lines("logits", "here", recipe, with_mib(512), found))
         assert (
             f"loss=fused_linear, with which a token takes {one / other - 1:.0%} longer: micro_batch" in text
         )
@@ -304,7 +305,7 @@ def test_it_says_what_holds_it_back_and_what_is_free_to_change(tmp_path) -> None
 
 def test_of_several_gpus_it_says_how_many_would_be_enough(tmp_path):
     """Every number is simulated here: the first that fits is the one that is named."""
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 3, "num_key_value_heads": 4}
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_key_value_heads": 4}
     recipe = Recipe(model=resized(tmp_path, **sizes), seq_len=64, parallel="fsdp", dp_shard=2)
     h100 = find_hardware("h100")
 

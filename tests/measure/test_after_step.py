@@ -55,16 +55,16 @@ def test_what_is_measured_is_what_was_simulated(recipe: Any, how: dict[str, Any]
 
 def test_kept_logits_count_twice_as_the_next_batch_is_joined(tmp_path: Path) -> None:
     """By hand and exact: what is joined, the new batch and the result, beside losses and labels."""
-    few, many = evaluated(tmp_path / "few", batches=20), evaluated(tmp_path / "many", batches=60)
-    assert peak(many) - peak(few) == 40 * (2 * ROWS * TOKENS * WORDS * 4 + ROWS * (4 + TOKENS * 8))
+    few, many = evaluated(tmp_path / "few", batches=10), evaluated(tmp_path / "many", batches=30)
+    assert peak(many) - peak(few) == 20 * (2 * ROWS * TOKENS * WORDS * 4 + ROWS * (4 + TOKENS * 8))
     bounded = [
-        evaluated(tmp_path / str(batches), batches=batches, accumulation_steps=1) for batches in (5, 50)
+        evaluated(tmp_path / str(batches), batches=batches, accumulation_steps=1) for batches in (5, 20)
     ]
     assert peak(bounded[0]) == peak(bounded[1]) < peak(few)
 
 
 def test_a_step_knows_nothing_of_what_follows(tmp_path: Path) -> None:
-    after = AfterStep(Evaluation(batches=50), checkpoint=True)
+    after = AfterStep(Evaluation(batches=20), checkpoint=True)
     alone, followed = (run(tmp_path / name, how) for name, how in (("alone", None), ("followed", after)))
     assert peak(followed) > (followed.memory.peak_allocated_bytes or 0)
     assert followed.memory == alone.memory

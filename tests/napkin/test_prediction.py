@@ -272,7 +272,7 @@ recipes = st.builds(
     st.sampled_from([128, 300, 512, 2048]),
     st.integers(1, 3),
 )
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 
 
 def changed(recipe: Recipe, **fields) -> Recipe:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import InputError
@@ -347,7 +347,6 @@ def test_many_wrong_fields_are_cut_short() -> None:
     assert "And 5 more fields are wrong." in text  # model itself is missing too: ten in all
 
 
-@settings(deadline=None)
 @given(content=st.one_of(st.binary(max_size=60), st.text(max_size=60), YAML_TOKENS))
 def test_any_file_is_a_recipe_or_an_input_error(tmp_path_factory: Any, content: str | bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"
@@ -356,7 +355,6 @@ def test_any_file_is_a_recipe_or_an_input_error(tmp_path_factory: Any, content: 
         load_recipe(str(path))
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(max_size=30) | st.builds("{}={}".format, FIELD_NAMES, YAML_TOKENS), max_size=3))
 def test_any_override_is_accepted_or_an_input_error(overrides: list[str]) -> None:
     with contextlib.suppress(InputError):
@@ -485,7 +483,6 @@ ANY_RECIPE = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(ANY_RECIPE)
 def test_a_written_recipe_reads_back_equal(recipe: Recipe) -> None:
     fields = parse_yaml(recipe_yaml(recipe), "test")

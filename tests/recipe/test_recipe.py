@@ -117,7 +117,7 @@ ANY_FIELDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ANY_FIELDS)
 def test_any_combination_is_valid_or_refused_by_name_and_advice_leads_out(fields: dict[str, Any]) -> None:
     """Breadth first through all the fixes that the messages propose, until a recipe is valid."""

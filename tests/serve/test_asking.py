@@ -30,7 +30,7 @@ PATIENCE_S = 120
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
     with server_of(tmp_path, 0) as serving:
-        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        threading.Thread(target=serving.serve_forever, args=(0.01,), daemon=True).start()
         yield serving
         serving.shutdown()
 

@@ -57,14 +57,14 @@ def test_every_batch_of_kept_logits_is_held_twice_when_the_next_is_joined() -> N
     """By hand: what is joined, the new batch and the result are alive at once, 2 x n batches of logits,
     beside the labels, which are joined later. The allocator hands out blocks with up to 1 MiB too much.
     """
-    more, most = evaluated(batches=20), evaluated(batches=40)
+    more, most = evaluated(batches=10), evaluated(batches=20)
     labels = 8 * 512 * 8
-    assert peak(most) - peak(more) == pytest.approx(20 * (2 * LOGITS + labels), abs=2 * MiB)
+    assert peak(most) - peak(more) == pytest.approx(10 * (2 * LOGITS + labels), abs=2 * MiB)
     assert most.evaluation is not None
-    assert (most.evaluation.logits_bytes, most.evaluation.logits_dtype) == (40 * LOGITS, "bfloat16")
+    assert (most.evaluation.logits_bytes, most.evaluation.logits_dtype) == (20 * LOGITS, "bfloat16")
     assert most.evaluation.host_bytes is not None
     # on the host bfloat16 becomes fp32, beside the copy, and the labels come after the logits
-    assert most.evaluation.host_bytes == pytest.approx(40 * LOGITS * 3, rel=0.001)
+    assert most.evaluation.host_bytes == pytest.approx(20 * LOGITS * 3, rel=0.001)
 
 
 def test_accumulation_bounds_the_device_and_not_the_host() -> None:
@@ -133,15 +133,15 @@ def test_a_checkpoint_writes_what_the_library_writes(fields: dict[str, str], tmp
 
 
 def test_every_rank_keeps_the_logits_of_all_ranks() -> None:
-    """By hand, as above: of 20 batches what two ranks more have."""
+    """By hand, as above: of 10 batches what two ranks more have."""
     two, four = (
-        evaluated(RECIPE.model_copy(update={"parallel": "ddp", "dp_replicate": ranks}), batches=20)
+        evaluated(RECIPE.model_copy(update={"parallel": "ddp", "dp_replicate": ranks}), batches=10)
         for ranks in (2, 4)
     )
     labels = 8 * 512 * 8
-    assert peak(four) - peak(two) == pytest.approx(20 * 2 * (2 * LOGITS + labels), abs=2 * MiB)
+    assert peak(four) - peak(two) == pytest.approx(10 * 2 * (2 * LOGITS + labels), abs=2 * MiB)
     assert two.evaluation is not None
-    assert two.evaluation.logits_bytes == 2 * 20 * LOGITS
+    assert two.evaluation.logits_bytes == 2 * 10 * LOGITS
 
 
 def saved(rank: int = 0, *, whole: bool = False, **fields: Any) -> tuple[CheckpointStats, int]:

@@ -22,13 +22,14 @@ RECORDED = {
 
 ALONE_IN_A_LINE = {
     *("a100-80gb-random-1-13", "a100-80gb-random-1-14", "a100-80gb-random-1-15", "b200-random-6-15"),
-    *("h200-random-10-6", "rtx-4090-random-3-10", "t4-random-2-17"),
+    *("h200-random-10-4", "h200-random-10-6", "rtx-4090-random-3-10", "rtx-4090-random-3-12"),
+    *("t4-random-2-12", "t4-random-2-17"),
 }
 """Of the recipes drawn at random, those that run a line of harness/ that no other one runs of the usual."""
 
 
 def usual() -> set[str]:
-    """Each recipe that was written down on the first device that has it, and every fourth drawn at random.
+    """Each recipe that was written down on the first device that has it, and every eighth drawn at random.
 
     `make test-long` has the others, which run no line of harness/ that these do not, traced line by line.
     """
@@ -36,7 +37,7 @@ def usual() -> set[str]:
     found = set(ALONE_IN_A_LINE)
     for name, path in RECORDED.items():
         kind, _, number = path.name[:-8].rpartition("-")
-        if int(number) % 4 == 0 if kind.startswith("random") else path.name not in seen:
+        if int(number) % 8 == 0 if kind.startswith("random") else path.name not in seen:
             found.add(name)
         seen.add(path.name)
     return found

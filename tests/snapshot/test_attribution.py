@@ -69,7 +69,7 @@ def slow_totals(events: list[Event], before: dict[int, int]) -> list[int]:
     return totals
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(recordings())
 def test_breakdown_adds_up_to_the_peak(recording) -> None:
     spans, events, before = recording
@@ -83,7 +83,7 @@ def test_breakdown_adds_up_to_the_peak(recording) -> None:
     assert sum(a.size_bytes for a in top_allocations(spans, peak.index, n=1000)) == max(totals)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(recordings(), st.sets(st.integers(0, 29)))
 def test_each_step_has_its_own_peak(recording, cuts: set[int]) -> None:
     spans, events, before = recording
@@ -98,7 +98,7 @@ def test_each_step_has_its_own_peak(recording, cuts: set[int]) -> None:
     assert breakdowns_at_peaks(spans, late) == expected  # what follows the last is no allocation
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(recordings())
 def test_every_moment_agrees_with_the_slow_sum(recording) -> None:
     spans, events, before = recording
@@ -107,7 +107,7 @@ def test_every_moment_agrees_with_the_slow_sum(recording) -> None:
         assert breakdown_at(spans, index).total_bytes() == totals[index + 1]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(recordings())
 def test_activations_are_what_the_next_backward_finds_alive(recording) -> None:
     spans, events, _ = recording

@@ -56,7 +56,7 @@ def allocator_runs(draw: st.DrawFn):
     return trace, [segment], totals
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(allocator_runs(), st.data())
 def test_live_bytes_are_those_of_the_allocator_even_from_a_cut_trace(run, data: st.DataObject) -> None:
     trace, segments, totals = run

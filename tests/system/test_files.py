@@ -9,6 +9,7 @@ import pytest
 
 from harness.errors import InputError
 from harness.system import files, read_whole, write_whole
+from tests.support.places import open_below
 
 
 def test_writes_bytes_and_text(tmp_path: Path) -> None:
@@ -163,8 +164,6 @@ def test_content_and_name_reach_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(files.os, "fsync", synced)
     monkeypatch.setattr(files.os, "replace", replaced)
-    open_before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     write_whole(tmp_path / "a", "12345")
     assert done == ["5 bytes", "named", "folder"]
-    if open_before:
-        assert len(os.listdir("/proc/self/fd")) == open_before
+    assert open_below(tmp_path) == []

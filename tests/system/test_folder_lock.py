@@ -18,6 +18,7 @@ from harness.recipe.file import load_recipe
 from harness.run_folder.run_folder import RunFolder
 from harness.system import folder_lock
 from harness.system.folder_lock import NAME, FolderLock, is_held, refuse_held
+from tests.support.places import open_below
 from tests.support.trust_report import Tried
 
 HOLDER = """
@@ -43,15 +44,13 @@ def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
 
 
 def test_whether_it_is_held_is_known_and_no_file_stays_open(tmp_path: Path) -> None:
-    open_before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     assert not is_held(tmp_path)
     with FolderLock(tmp_path, "--out a"):
         assert is_held(tmp_path)
         with pytest.raises(InputError):
             FolderLock(tmp_path, "--out a")
     assert not is_held(tmp_path)
-    if open_before:
-        assert len(os.listdir("/proc/self/fd")) == len(open_before)
+    assert open_below(tmp_path) == []
 
 
 def test_many_who_take_it_in_turns_are_never_two(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_commit_of_the_checkout(monkeypatch, tmp_path):
         return os.popen(f"git -C {tmp_path} {who} {' '.join(arguments)} 2>&1").read().strip()
 
     git("init")
+    assert (provenance()["git_commit"], provenance()["git_dirty"]) == (None, None)  # nothing is committed yet
     (package / "file").write_text("x")
     git("add .")
     git("commit --no-verify -m first")

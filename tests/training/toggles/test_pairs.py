@@ -80,21 +80,33 @@ def recipe_of(values: dict[str, Any]) -> Recipe | None:
 
 
 def covering() -> tuple[list[Recipe], set[Pair]]:
-    """Few recipes that hold, between them, every pair of values seen in many random ones; and the pairs."""
+    """Few recipes that hold, between them, every pair of values that was found to meet; and the pairs."""
     choose = random.Random(0)
+    usual = {name: Recipe.model_fields[name].default for name in VALUES if name != "family"}
+    kept: list[dict[str, Any]] = [{"family": "llama", **usual}]
     found: list[tuple[Recipe, int]] = []
     bits: dict[Pair, int] = {}
 
-    def one_of(name: str, options: tuple[Any, ...]) -> Any:
-        """Of many chosen freely, rules refuse 150 for one that they let be."""
-        free = name == "family" or choose.random() < 0.6
-        return choose.choice(options) if free else Recipe.model_fields[name].default
+    def some() -> dict[str, Any]:
+        return {name: choose.choice(VALUES[name]) for name in choose.sample([*VALUES], choose.randrange(6))}
 
-    while len(found) < 3000:
-        values = {name: one_of(name, options) for name, options in VALUES.items()}
+    def lets_be(values: dict[str, Any]) -> bool:
         if recipe := recipe_of(values):
             held = itertools.combinations(values.items(), 2)
             found.append((recipe, sum(bits.setdefault(pair, 1 << len(bits)) for pair in held)))
+            kept.append(values)
+        return recipe is not None
+
+    while len(found) < 2000:  # a walk: of values chosen at random the rules refuse nearly all
+        lets_be(kept[-1] | some())
+    options = [[(name, value) for value in values] for name, values in VALUES.items()]
+    for one, other in itertools.combinations(options, 2):
+        for pair in itertools.product(one, other):
+            for tried in range(0 if pair in bits else 50):
+                if lets_be((kept[0] if tried % 2 else choose.choice(kept)) | some() | dict(pair)):
+                    for _ in range(30):  # others that hold it, and more of what is rare
+                        lets_be(kept[-1] | some() | dict(pair))
+                    break
     missing, recipes = (1 << len(bits)) - 1, []
     while missing:
         recipe, held = max(found, key=lambda entry: (entry[1] & missing).bit_count())

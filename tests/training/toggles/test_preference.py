@@ -209,10 +209,20 @@ def test_the_reference_stays_while_the_model_learns() -> None:
     assert losses[0] != losses[-1]
 
 
-def test_micro_batches_make_the_loss_of_their_mean() -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        PAIRS,
+        {"task": "reward"},
+        {"task": "classification", "num_labels": 5},
+        {"task": "embedding", "micro_batch_size": 3},
+    ],
+    ids=str,
+)
+def test_micro_batches_make_the_loss_of_their_mean(fields: dict[str, Any]) -> None:
     """As for any task: of k micro batches each counts 1/k."""
-    training, batches = built(tiny(task="dpo", gradient_accumulation_steps=3))
-    alone, _ = built(tiny(task="dpo"))
+    training, batches = built(tiny(**fields, gradient_accumulation_steps=3))
+    alone, _ = built(tiny(**fields))
     for each in (training, alone):
         _moved(each.model)
     (micro_batches, _) = next(batches)

@@ -59,17 +59,6 @@ def test_loss_and_gradients_are_those_of_the_library(
     assert any("score" in name for name in learned)
 
 
-@pytest.mark.parametrize("fields", [REWARD, CLASSES, EMBEDDING], ids=str)
-def test_micro_batches_make_the_loss_of_their_mean(fields: dict[str, Any]) -> None:
-    training, batches = built(tiny(**fields, gradient_accumulation_steps=3))
-    alone, _ = built(tiny(**fields))
-    (micro_batches, _) = next(batches)
-    together = sum(training.loss(training.model, batch, None).item() for batch in micro_batches)
-    apart = [alone.loss(alone.model, batch, None).item() for batch in micro_batches]
-    assert together == pytest.approx(sum(apart) / 3, rel=1e-5)
-    assert len({round(loss, 5) for loss in apart}) == 3
-
-
 @pytest.mark.parametrize(
     "fields",
     [{}, {"family": "gpt2"}, {"family": "gemma2", "attention": "eager"}, {"adapter": "lora"}],
