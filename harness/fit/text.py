@@ -20,7 +20,10 @@ def fit_lines(
     """The verdict, the largest sizes, what expandable segments would change, and what to change."""
     size = in_gib(hardware.memory_bytes)
     fits = _fits_as_it_is(recipe, found)
-    yield f"{name} on {where} ({size}): {'fits' if fits else 'does not fit'} as it is"
+    how = "by arithmetic" if found.unsimulated else "as it is"
+    yield f"{name} on {where} ({size}): {'fits' if fits else 'does not fit'} {how}"
+    if found.unsimulated:
+        yield f"  {found.unsimulated}"
     if found.num_parameters is not None:
         yield f"  the model has {found.num_parameters / 1e9:,.2f} billion parameters"
     yield from _seen_lines(recipe, found) if found.seen else _arithmetic_lines(recipe, found)
@@ -52,7 +55,8 @@ def fit_lines(
         for what, enough in found.wider.items():
             yield f"  {what}: {'fits' if enough else 'does not fit'}"
     for note in _notes(recipe, found):
-        yield f"Note: {note}"
+        if note != found.unsimulated:
+            yield f"Note: {note}"
 
 
 def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> dict[str, Any]:
