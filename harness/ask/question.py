@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
@@ -114,18 +115,18 @@ class Question:
 
     @property
     def name(self) -> str:
-        """Of the recipe that comes with harness and is most like it; of none, `recipe`."""
-        return (_nearest(self.recipe) or ("recipe", None))[0]
+        """Of the recipe about its model that comes with harness and is most like it; of none, the model's."""
+        model = self.recipe.model
+        alike = {name: other for name, other in _shipped().items() if other.model == model}
+        return _nearest(self.recipe, alike)[0] if alike else model.rstrip("/").rpartition("/")[2]
 
     @property
     def command(self) -> str:
         """What `harness simulate` is asked for the same."""
-        near = _nearest(self.recipe)
-        words = [
-            "harness",
-            "simulate",
-            *(["recipe.yaml"] if near is None else [near[0], *_overrides(*near[1:], self.recipe)]),
-        ]
+        words = ["harness", "simulate", "recipe.yaml"]
+        if not Path(self.recipe.model).exists():  # a config that a page was handed has a path there alone
+            name, near = _nearest(self.recipe, _shipped())
+            words[2:] = [name, *_overrides(near, self.recipe)]
         words.append(f"hardware={self.hardware.name}")
         words += ["--memory", self.memory] if self.memory else []
         return shlex.join([*words, *self.after.options])
@@ -236,11 +237,9 @@ def _shipped() -> dict[str, Recipe]:
     return {name: load_recipe(name)[1] for name, _ in list_recipes()}
 
 
-def _nearest(recipe: Recipe) -> tuple[str, Recipe] | None:
-    """The recipe of harness about the same model that differs in the fewest fields."""
-    alike = {name: other for name, other in _shipped().items() if other.model == recipe.model}
-    name = min(alike, key=lambda name: len(_differing(alike[name], recipe)), default=None)
-    return None if name is None else (name, alike[name])
+def _nearest(recipe: Recipe, among: Mapping[str, Recipe]) -> tuple[str, Recipe]:
+    """The one that differs in the fewest fields."""
+    return min(among.items(), key=lambda one: len(_differing(one[1], recipe)))
 
 
 def _differing(base: Recipe, recipe: Recipe, always: tuple[str, ...] = ()) -> dict[str, Any]:
