@@ -59,8 +59,8 @@ class Divisions:
     def _notes(self) -> Iterator[str]:
         """What the numbers rest on, and what is not in them."""
         yield ""
-        beyond = [row.strategy for row in self._divided if not row.fits]
-        yield f"does not fit in the {in_gib(self.hardware.memory_bytes)} of a GPU: {', '.join(beyond) or 'none'}"
+        there, beyond = self.hardware.memory_bytes, [row.strategy for row in self._divided if not row.fits]
+        yield f"does not fit in the {in_gib(there)} of a GPU: {', '.join(beyond) or 'none'}"
         overlaps: dict[str, list[str]] = {}
         for row in self._divided:
             overlaps.setdefault(row.overlap, []).append(row.strategy)

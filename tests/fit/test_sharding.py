@@ -247,7 +247,7 @@ def test_pytorchs_engines_are_simulated_once_and_refused_for_good():
 
 
 def test_what_fits_is_what_the_allocator_places_there_with_the_context():
-    """Allocated the peak is less than the memory; with what the allocator reserves and the context it is not."""
+    """Allocated the peak is less than the memory; what is reserved with the context is more."""
     profile = simulate(tiny(precision="bf16", **OF_FOUR["DDP"]), H100)[0]
     peak, reserved = profile.memory.peak_allocated_bytes, profile.memory.peak_reserved_bytes
     assert peak is not None
