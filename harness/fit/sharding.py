@@ -346,12 +346,12 @@ def _traffic(memory: Memory, strategy: str, gpus: int) -> tuple[float, float]:
 
 
 OVERLAP = {
-    "model parallel": "nothing hides it; with k micro batches a GPU is also idle for (N-1)/(k+N-1) of the step",
+    "model parallel": "nothing hides it; with k micro batches a GPU idles for (N-1)/(k+N-1) of the step",
     "tensor parallel": "nothing hides it: the next layer waits for each sum; GPUs share one micro batch",
     "DDP": "the all-reduce runs under backward, bucket by bucket; the last bucket is waited for",
     "ZeRO-1": "the reduce-scatter runs under backward; the all-gather after the step does not",
     "ZeRO-2": "the reduce-scatter runs under backward; the all-gather after the step does not",
     "ZeRO-3": "the next layers' all-gather runs under these layers' compute",
-    "FSDP2": "the next unit's all-gather runs under this one's compute; the first and the last sum are waited for",
+    "FSDP2": "the next unit's all-gather runs under this one's compute; not the first, nor the last sum",
     "hybrid sharding": "as FSDP2 on the fast links of a group; the sum across groups under backward",
 }
