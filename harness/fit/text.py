@@ -183,7 +183,10 @@ def _next_lines(recipe: Recipe, found: ExactFit, indent: str = "  ") -> Iterator
         asked, idle = in_gib(oom.requested_bytes), in_gib(oom.reserved_unallocated_bytes)
         yield f"{indent}{found.next_value} runs out of memory in {oom.phase}, asking for {asked}"
         if (oom.reserved_unallocated_bytes or 0) >= (oom.requested_bytes or 0):
-            yield f"{indent}with {idle} reserved in pieces: other sizes cut them otherwise, and a few may fit"
+            yield (
+                f"{indent}though {idle} lay free in smaller pieces; a larger size may by chance leave larger "
+                "ones and fit"
+            )
         if found.one_more_bytes:
             step = f"a {recipe.unit}" if found.field == "micro_batch_size" else f"{found.multiple_of} tokens"
             yield f"{indent}{step} more takes {in_gib(found.one_more_bytes)} at the peak"
