@@ -23,6 +23,7 @@ from harness.recipe import (
     ImpossiblePair,
     Recipe,
     check_recipe,
+    list_card_recipes,
     list_recipes,
     load_recipe,
     shortened,
@@ -116,17 +117,16 @@ class Question:
     @property
     def name(self) -> str:
         """Of the recipe about its model that comes with harness and is most like it; of none, the model's."""
-        model = self.recipe.model
-        alike = {name: other for name, other in _shipped().items() if other.model == model}
-        return _nearest(self.recipe, alike)[0] if alike else model.rstrip("/").rpartition("/")[2]
+        name, changes = _nearest(self.recipe)
+        return changes["model"].rstrip("/").rpartition("/")[2] if "model" in changes else name
 
     @property
     def command(self) -> str:
         """What `harness simulate` is asked for the same."""
         words = ["harness", "simulate", "recipe.yaml"]
         if not Path(self.recipe.model).exists():  # a config that a page was handed has a path there alone
-            name, near = _nearest(self.recipe, _shipped())
-            words[2:] = [name, *_overrides(near, self.recipe)]
+            near, changes = _nearest(self.recipe)
+            words[2:] = [near, *(f"{name}={shown(value)}" for name, value in changes.items())]
         words.append(f"hardware={self.hardware.name}")
         words += ["--memory", self.memory] if self.memory else []
         return shlex.join([*words, *self.after.options])
@@ -134,7 +134,8 @@ class Question:
     @property
     def yaml(self) -> str:
         """A recipe file: the fields that differ from the defaults."""
-        return to_yaml(_differing(Recipe(model=self.recipe.model), self.recipe, ("model",)))
+        defaults = Recipe(model=self.recipe.model).model_dump(mode="json")
+        return to_yaml(_differing(defaults, self.recipe.model_dump(mode="json"), ("model",)))
 
     def as_said(self) -> dict[str, Any]:
         """Every field of the form, as it is in this question."""
@@ -218,7 +219,7 @@ def _fields(said: Mapping[str, str]) -> dict[str, Any]:
     if name and name not in _shipped():
         hint = nearest(shortened(name), list(_shipped()))
         raise InputError(f"recipe: there is no {shortened(name)!r} among those of harness.{hint}")
-    fields = _shipped()[name].model_dump() if name else {}
+    fields = {**_shipped()[name]} if name else {}
     for key, value in said.items():
         if key in ASKED:
             fields[key] = value if key == "model" else parse_yaml(value, f"{key}={shortened(value)}")
@@ -233,23 +234,36 @@ def _no_such(name: str) -> str:
 
 
 @cache
-def _shipped() -> dict[str, Recipe]:
-    return {name: load_recipe(name)[1] for name, _ in list_recipes()}
+def _for_cards() -> tuple[str, ...]:
+    return tuple(one.name for one in list_card_recipes())
 
 
-def _nearest(recipe: Recipe, among: Mapping[str, Recipe]) -> tuple[str, Recipe]:
-    """The one that differs in the fewest fields."""
-    return min(among.items(), key=lambda one: len(_differing(one[1], recipe)))
+@cache
+def _shipped() -> dict[str, dict[str, Any]]:
+    """The fields of every recipe that comes with harness, by its name."""
+    names = [*(name for name, _ in list_recipes()), *_for_cards()]
+    return {name: load_recipe(name)[1].model_dump(mode="json") for name in names}
 
 
-def _differing(base: Recipe, recipe: Recipe, always: tuple[str, ...] = ()) -> dict[str, Any]:
-    fields, before = recipe.model_dump(mode="json"), base.model_dump(mode="json")
+def _nearest(recipe: Recipe) -> tuple[str, dict[str, Any]]:
+    """The shipped recipe that differs in the fewest fields, of the same model where there is one, and the
+    fields that differ. One for a card, whose name says what fits there, only if it is the very same."""
+    fields = recipe.model_dump(mode="json")
+    differing = {name: _differing(other, fields) for name, other in _shipped().items()}
+
+    def distance(name: str) -> tuple[bool, bool, int]:
+        changes = differing[name]
+        return bool(changes) and name in _for_cards(), "model" in changes, len(changes)
+
+    name = min(differing, key=distance)
+    return name, differing[name]
+
+
+def _differing(
+    base: Mapping[str, Any], fields: Mapping[str, Any], always: tuple[str, ...] = ()
+) -> dict[str, Any]:
     return {
         name: value
         for name, value in fields.items()
-        if name in always or (name in ASKED and value != before[name])
+        if name in always or (name in ASKED and value != base[name])
     }
-
-
-def _overrides(base: Recipe, recipe: Recipe) -> list[str]:
-    return [f"{name}={shown(value)}" for name, value in _differing(base, recipe).items()]

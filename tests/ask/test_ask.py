@@ -31,6 +31,7 @@ QUESTIONS = (
     "recipe=mistral-7b-qlora&offload=[activations]&lora_targets=q_proj,v_proj&hardware=l4",
     "model=qwen2.5-7b&adapter=lora&max_grad_norm=null",
     "recipe=llama-3.1-8b-qlora&model=qwen3-14b&hardware=rtx-4090",
+    "recipe=llama-3.1-8b-lora-24gb&hardware=rtx-3090",
 )
 
 
@@ -82,6 +83,16 @@ def test_a_model_without_a_recipe_of_ours_has_a_command_that_can_be_copied_and_i
     answer = arithmetic("recipe=llama-3.1-8b-qlora&model=qwen3-14b&hardware=rtx-4090")
     assert answer["name"] == "qwen3-14b"
     assert answer["command"] == "harness simulate llama-3.1-8b-qlora model=qwen3-14b hardware=rtx-4090"
+
+
+def test_a_recipe_for_a_card_can_be_asked_about_like_any_other() -> None:
+    answer = arithmetic("recipe=llama-3.1-8b-lora-24gb&hardware=rtx-3090")
+    assert answer["name"] == "llama-3.1-8b-lora-24gb"
+    assert answer["command"] == "harness simulate llama-3.1-8b-lora-24gb hardware=rtx-3090"
+    assert "llama-3.1-8b-lora-24gb" in {one["name"] for one in describe_form()["recipes"]}
+    changed = arithmetic("recipe=llama-3.1-8b-lora&quantization=nf4&optimizer=paged_adamw&hardware=rtx-3090")
+    assert changed["name"].startswith("llama-3.1-8b-")  # a recipe of another model is not nearer
+    assert "model=" not in changed["command"]
 
 
 def test_what_was_taken_when_memory_ran_out_is_not_called_what_it_needs() -> None:
