@@ -48,11 +48,13 @@ NOT_HERE: dict[str, dict[str, str]] = {
     }
     | {"dora": "LoRA with lengths: write adapter: lora with use_dora: true"}
     | {"qlora": "LoRA over a quantized base: write adapter: lora with quantization: nf4"},
-    "attention": dict.fromkeys(("flex_attention", "flash_attention_4", "xformers"), "another implementation")
-    | dict.fromkeys(
-        ("flash", "flash_attn", "flash_attention", "fa2"),
-        "FlashAttention: write attention: flash_attention_2",
-    ),
+    "attention": {
+        **dict.fromkeys(("flex_attention", "flash_attention_4", "xformers"), "another implementation"),
+        **dict.fromkeys(
+            ("flash", "flash_attn", "flash_attention", "fa2"),
+            "FlashAttention: write attention: flash_attention_2",
+        ),
+    },
 }
 """Values that people know from elsewhere, and what they are: no misspelling of what is here."""
 
