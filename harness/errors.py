@@ -58,7 +58,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
-def nearest(name: str, names: Collection[str]) -> str:
-    """A " Did you mean ...?" for a misspelt `name`; empty when none of `names` is near."""
-    near = difflib.get_close_matches(name.lower(), names, n=1)
+def nearest(name: str, names: Collection[str], alike: float = 0.6) -> str:
+    """A " Did you mean ...?" for a misspelt `name`; empty when none of `names` is `alike`, of 1."""
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=alike)
     return f" Did you mean {near[0]}?" if near else ""

@@ -141,7 +141,7 @@ class Found:
             change, larger, slowdown = found.neutral
             cost = cost_in_words(slowdown)
             notes.append(f"With {change}, {cost}, micro_batch_size {larger} or more fits.")
-        return cls(sizes, found.changes, found.together, [note for note in notes if note], "seen to fit")
+        return cls(sizes, found.changes, found.together, [note for note in notes if note], "simulated")
 
     @classmethod
     def by_arithmetic(cls, question: Question) -> "Found":
@@ -272,7 +272,10 @@ def _rows(question: Question, found: StepProfile, wanted: StepProfile, beside: F
         _, _, beyond = peak_in_words(found).partition(" allocated, ")
         rows.append(("peak, allocated", in_gib(memory.peak_allocated_bytes), beyond))
     elif taken is not None:
-        rows.append(("needs", in_gib(taken), "with the CUDA context"))
+        asked = wanted.oom.requested_bytes if wanted.oom is not None else None
+        more = f"; {in_gib(asked)} more were asked for" if asked else ""
+        name = "taken when it ran out" if more else "needs"
+        rows.append((name, in_gib(taken), f"with the CUDA context{more}"))
     for name, other in (("micro_batch_size", "seq_len"), ("seq_len", "micro_batch_size")):
         if name in beside.largest:
             value = f"{beside.largest[name]:,}" if beside.largest[name] else "none fits"
@@ -301,8 +304,7 @@ def _changes(found: Found) -> list[dict[str, Any]]:
             "fits": change.fits,
             "detail": f"{in_gib(change.saved_bytes)} less, time a token × {change.slowdown:.2f}"
             + ("" if change.same_result else ", another training")
-            + (", then it fits" if change.fits else "")
-            + (", seen" if change.seen and change.fits else ""),
+            + (", seen to fit" if change.seen and change.fits else ", then it fits" if change.fits else ""),
         }
         for change in listed
     ]

@@ -9,6 +9,7 @@ from harness.recipe import (
     ImpossiblePair,
     Recipe,
     check_recipe,
+    list_card_recipes,
     list_models,
     list_recipes,
     recipe_schema,
@@ -60,7 +61,10 @@ def describe_form() -> dict[str, Any]:
         ],
         "model": _field("model"),
         "methods": METHODS,
-        "recipes": [{"name": name, "about": about} for name, about in list_recipes()],
+        "recipes": [
+            *({"name": name, "about": about} for name, about in list_recipes()),
+            *({"name": one.name, "about": one.description} for one in list_card_recipes()),
+        ],
         "models": list_models(),
         "devices": [
             {"name": one.name, "title": one.datasheet.title, "memory": in_gib(one.memory_bytes)}

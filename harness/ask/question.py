@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
@@ -22,6 +23,7 @@ from harness.recipe import (
     ImpossiblePair,
     Recipe,
     check_recipe,
+    list_card_recipes,
     list_recipes,
     load_recipe,
     model_name,
@@ -100,7 +102,7 @@ ASKED = tuple(name for name in Recipe.model_fields if name not in EFFECTS)
 """Fields of a recipe that a question may set."""
 BESIDE = ("recipe", "hardware", "memory", "gpus", *After.model_fields)
 """What else a question may say, as the commands do."""
-_PROPOSED = re.compile(r"\b([a-z_]+): ([\w./-]+|\[[\w, ]*\])")
+_PROPOSED = re.compile(r"\b([a-z][a-z0-9_]*): ([\w./-]+|\[[\w, ]*\])")
 
 
 @dataclass(frozen=True)
@@ -115,22 +117,26 @@ class Question:
 
     @property
     def name(self) -> str:
-        """Of the recipe that the command begins with."""
-        return model_name(_nearest(self.recipe)[0])
+        """Of the recipe about this model that the command begins with; of none, the model's."""
+        name, changes = _nearest(self.recipe)
+        return model_name(changes.get("model", name))
 
     @property
     def command(self) -> str:
         """What `harness simulate` is asked for the same."""
-        name, base = _nearest(self.recipe)
-        changes = [f"{field}={shown(value)}" for field, value in _differing(base, self.recipe).items()]
-        words = ["harness", "simulate", name, *changes, f"hardware={self.hardware.name}"]
+        words = ["harness", "simulate", "recipe.yaml"]
+        if not Path(self.recipe.model).exists():  # a config that a page was handed has a path there alone
+            near, changes = _nearest(self.recipe)
+            words[2:] = [near, *(f"{name}={shown(value)}" for name, value in changes.items())]
+        words.append(f"hardware={self.hardware.name}")
         words += ["--memory", self.memory] if self.memory else []
         return shlex.join([*words, *self.after.options])
 
     @property
     def yaml(self) -> str:
         """A recipe file: the fields that differ from the defaults."""
-        return to_yaml(_differing(Recipe(model=self.recipe.model), self.recipe, ("model",)))
+        defaults = Recipe(model=self.recipe.model).model_dump(mode="json")
+        return to_yaml(_differing(defaults, self.recipe.model_dump(mode="json"), ("model",)))
 
     def as_said(self) -> dict[str, Any]:
         """Every field of the form, as it is in this question."""
@@ -214,7 +220,7 @@ def _fields(said: Mapping[str, str]) -> dict[str, Any]:
     if name and name not in _shipped():
         hint = nearest(shortened(name), list(_shipped()))
         raise InputError(f"recipe: there is no {shortened(name)!r} among those of harness.{hint}")
-    fields = _shipped()[name].model_dump() if name else {}
+    fields = {**_shipped()[name]} if name else {}
     for key, value in said.items():
         if key in ASKED:
             fields[key] = value if key == "model" else parse_yaml(value, f"{key}={shortened(value)}")
@@ -229,23 +235,34 @@ def _no_such(name: str) -> str:
 
 
 @cache
-def _shipped() -> dict[str, Recipe]:
-    return {name: load_recipe(name)[1] for name, _ in list_recipes()}
+def _for_cards() -> tuple[str, ...]:
+    return tuple(one.name for one in list_card_recipes())
 
 
-def _nearest(recipe: Recipe) -> tuple[str, Recipe]:
-    """Of the recipes of harness about the same model, and of the model by itself, what differs in the fewest
-    fields, and how a command names it."""
-    alike = {name: other for name, other in _shipped().items() if other.model == recipe.model}
-    alike[recipe.model] = Recipe(model=recipe.model)
-    name = min(alike, key=lambda name: len(_differing(alike[name], recipe)))
-    return name, alike[name]
+@cache
+def _shipped() -> dict[str, dict[str, Any]]:
+    """The fields of every recipe that comes with harness, by its name."""
+    names = [*(name for name, _ in list_recipes()), *_for_cards()]
+    return {name: load_recipe(name)[1].model_dump(mode="json") for name in names}
 
 
-def _differing(base: Recipe, recipe: Recipe, always: tuple[str, ...] = ()) -> dict[str, Any]:
-    fields, before = recipe.model_dump(mode="json"), base.model_dump(mode="json")
+def _nearest(recipe: Recipe) -> tuple[str, dict[str, Any]]:
+    """What a command begins with, and the fields that it changes: of the recipes of harness about the same
+    model, or of all where there is none, and of the model by itself, what differs in the fewest. One for a
+    card, whose name says what fits there, only if it is the very same."""
+    fields = recipe.model_dump(mode="json")
+    shipped = {name: _differing(other, fields) for name, other in _shipped().items()}
+    usable = {name: changes for name, changes in shipped.items() if not changes or name not in _for_cards()}
+    alike = {name: changes for name, changes in usable.items() if "model" not in changes} or usable
+    alike[recipe.model] = _differing(Recipe(model=recipe.model).model_dump(mode="json"), fields)
+    return min(alike.items(), key=lambda each: len(each[1]))
+
+
+def _differing(
+    base: Mapping[str, Any], fields: Mapping[str, Any], always: tuple[str, ...] = ()
+) -> dict[str, Any]:
     return {
         name: value
         for name, value in fields.items()
-        if name in always or (name in ASKED and value != before[name])
+        if name in always or (name in ASKED and value != base[name])
     }

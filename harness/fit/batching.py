@@ -34,7 +34,9 @@ def padded_tokens(lengths: Lengths, rows: int) -> Padded:
     tokens = whole * rows * expected_longest(lengths, rows) if whole else 0.0
     if rest:
         tokens += rest * expected_longest(lengths, rest)
-    return Padded(tokens, 1 - int(lengths.sum()) / tokens)
+    there = int(lengths.sum())
+    tokens = max(tokens, float(there))  # of one row a batch they are that, but for sums of floats
+    return Padded(tokens, 1 - there / tokens)
 
 
 def expected_longest(lengths: Lengths, rows: int) -> float:

@@ -39,10 +39,17 @@ class Cards:
         """As of one card: price and tokens grow alike, but for what the ranks wait for each other."""
         return self.offer.cost_per_million_tokens
 
-    def document(self) -> dict[str, Any]:
-        """JSON-able fields: those of a card, and of all together."""
+    def hours(self, tokens: int) -> float | None:
+        """Of training on so many tokens, on all cards together."""
+        alone = self.offer.hours(tokens)
+        return None if alone is None else alone / self.gpus
+
+    def document(self, tokens: int = 0) -> dict[str, Any]:
+        """JSON-able fields: those of a card, and of all together; with `tokens`, what training on so many
+        takes."""
         together = {"all_tokens_per_s": self.tokens_per_s, "all_price_per_hour": self.price_per_hour}
-        return {"gpus": self.gpus} | self.offer.document() | together
+        of_all = {"hours": self.hours(tokens)} if tokens else {}
+        return {"gpus": self.gpus} | self.offer.document(tokens) | together | of_all
 
 
 def read_counts(text: str) -> list[int]:
@@ -80,16 +87,20 @@ def compare_counts(
     ]
 
 
-def render_counts(name: str, found: Sequence[Cards]) -> str:
-    """For each device the smallest number of cards that fits, then the smallest and the cheapest of all."""
-    return "\n".join(_lines(name, found)) + "\n"
+def render_counts(name: str, found: Sequence[Cards], tokens: int = 0) -> str:
+    """For each device the smallest number of cards that fits, then the smallest and the cheapest of all. With
+    `tokens`, the hours and the cost of training on so many."""
+    return "\n".join(_lines(name, found, tokens)) + "\n"
 
 
-def _lines(name: str, found: Sequence[Cards]) -> Iterator[str]:
+def _lines(name: str, found: Sequence[Cards], tokens: int) -> Iterator[str]:
     counts = sorted({cards.gpus for cards in found})
     yield f"{name} on {', '.join(map(str, counts))} cards: the fewest of each device that fit, by arithmetic"
+    if tokens:
+        yield f"{tokens:,} tokens, on all cards together"
     yield ""
-    columns = f"{'each GiB':>9} {'needs GiB':>10} {'tokens/s':>10} {'per hour':>9} {'per 1M tokens':>13}"
+    money = ("hours", "cost") if tokens else ("per hour", "per 1M tokens")
+    columns = f"{'each GiB':>9} {'needs GiB':>10} {'tokens/s':>10} {money[0]:>9} {money[1]:>13}"
     yield f"  {'cards':<22} {columns}"
     fewest = [cards for cards in map(_fewest, _by_device(found)) if cards]
     for cards in sorted(fewest, key=lambda cards: (cards.gpus, cards.offer.memory_bytes)):
@@ -98,8 +109,8 @@ def _lines(name: str, found: Sequence[Cards]) -> Iterator[str]:
             f"{offer.memory_bytes / GIB:9.1f}",
             f"{(offer.required_bytes or 0) / GIB:10.1f}",
             f"{_number(cards.tokens_per_s, 0):>10}",
-            f"{_number(cards.price_per_hour, 2):>9}",
-            f"{_number(cards.cost_per_million_tokens, 3):>13}",
+            f"{_number(cards.hours(tokens), 1) if tokens else _number(cards.price_per_hour, 2):>9}",
+            f"{_number(offer.cost(tokens), 2) if tokens else _number(cards.cost_per_million_tokens, 3):>13}",
         ]
         yield f"  {f'{cards.gpus} × {offer.name}':<22} {' '.join(cells)}"
     none: dict[str, list[str]] = {}

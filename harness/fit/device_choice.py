@@ -203,18 +203,20 @@ def _sheet_line(hardware: Hardware) -> str:
     return f"  {sheet.name:<17} {memory:10.1f} {bandwidth:7,.0f} {bf16:>13} {fp16:>8} {fp32:>8}"
 
 
-def render_choice(name: str, offers: list[Offer], unit: str = "row") -> str:
-    """The offers as a table, then the cheapest and the fastest. `unit`: what a micro batch counts."""
-    return "\n".join(_lines(name, offers, f"{unit}s")) + "\n"
+def render_choice(name: str, offers: list[Offer], unit: str = "row", tokens: int = 0) -> str:
+    """The offers as a table, then the cheapest and the fastest. `unit`: what a micro batch counts. With
+    `tokens`, the hours and the cost of training on so many."""
+    return "\n".join(_lines(name, offers, f"{unit}s", tokens)) + "\n"
 
 
-def _lines(name: str, offers: list[Offer], units: str) -> Iterator[str]:
-    yield f"{name} on every device of the table"
+def _lines(name: str, offers: list[Offer], units: str, tokens: int) -> Iterator[str]:
+    yield f"{name} on every device of the table" + (f": {tokens:,} tokens" if tokens else "")
     yield ""
     running = [offer for offer in offers if offer.fits]
     best = any(offer.micro_batch_size for offer in offers)
     column = units if best else "bound"
-    yield f"  device            GiB of needs tokens/s (80 % range)    {column:>7} an hour per 1M"
+    money = f"{'hours':>7} {'cost':>6}" if tokens else "an hour per 1M"
+    yield f"  device            GiB of needs tokens/s (80 % range)    {column:>7} {money}"
     changes = list(dict.fromkeys(offer.overrides for offer in running if offer.overrides))
     marks = dict(zip(changes, "abcdefghijkl" if best else "*", strict=False)) | {"": ""}
     for offer in running:
@@ -225,9 +227,17 @@ def _lines(name: str, offers: list[Offer], units: str) -> Iterator[str]:
             f"{_number(offer.required_bytes, 1 / GIB, 1):>5}",
             f"{_short(offer.tokens_per_s, 1_000_000):>7} {_range(offer):<15}",
             f"{rows if best else offer.bound or '-':>7}",
-            f"{_number(offer.price_per_hour, 1, 2):>7}",
-            f"{_number(offer.cost_per_million_tokens, 1, 3):>6}",
         ]
+        if tokens:
+            cells += [
+                f"{_number(offer.hours(tokens), 1, 1):>7}",
+                f"{_number(offer.cost(tokens), 1, 2):>6}",
+            ]
+        else:
+            cells += [
+                f"{_number(offer.price_per_hour, 1, 2):>7}",
+                f"{_number(offer.cost_per_million_tokens, 1, 3):>6}",
+            ]
         name = offer.name + ("" if best else mark) + ("?" if offer.tight else "")
         yield f"  {name:<19}{' '.join(cells)}"
     if best:

@@ -52,15 +52,25 @@ class Offer:
             return None
         return self.price_per_hour / (self.tokens_per_s * 3600) * 1e6
 
+    def hours(self, tokens: int) -> float | None:
+        """Of training on so many tokens, padding included; None where it does not run."""
+        return tokens / self.tokens_per_s / 3600 if self.tokens_per_s and self.fits else None
+
+    def cost(self, tokens: int) -> float | None:
+        """Of those hours; None without a price."""
+        each = self.cost_per_million_tokens
+        return None if each is None else each * tokens / 1e6
+
     @property
     def how(self) -> str:
         """All that is not as in the recipe, as a shell takes it."""
         rows = [] if self.micro_batch_size is None else [f"micro_batch_size={self.micro_batch_size}"]
         return " ".join([self.overrides, *rows] if self.overrides else rows)
 
-    def document(self) -> dict[str, Any]:
-        """The offer as JSON-able fields."""
-        return asdict(self) | {"cost_per_million_tokens": self.cost_per_million_tokens}
+    def document(self, tokens: int = 0) -> dict[str, Any]:
+        """The offer as JSON-able fields; with `tokens`, what training on so many takes."""
+        of_all = {"hours": self.hours(tokens), "cost": self.cost(tokens)} if tokens else {}
+        return asdict(self) | {"cost_per_million_tokens": self.cost_per_million_tokens} | of_all
 
 
 def _offer(device: Hardware, needed: int, tokens_per_s: float | None, bound: str | None, fits: bool) -> Offer:

@@ -114,6 +114,11 @@ class Sharded:
     """What the step waits for: the part that computing does not hide. Of a simulation also the waits for
     collectives that begin late; it can be more than `link_s`, which knows no latency."""
     overlap: str
+    fits: bool
+    """In the memory of a GPU: as a simulated allocator places the step there, with the CUDA context; by
+    arithmetic, the peak and the context."""
+    tokens_per_s: float | None = None
+    """Of all GPUs together, simulated; None where it was not."""
     host_bytes: float = 0.0
     """What a rank keeps in host memory where the recipe offloads (`cpu_offload`)."""
     bucket_bytes: float = 0.0
@@ -229,6 +234,8 @@ def _simulated(
         yield replace(
             row,
             peak_bytes=profile.memory.peak_allocated_bytes or 0,
+            fits=simulations.profile(recipe).oom is None,
+            tokens_per_s=profile.step.tokens_per_s,
             host_bytes=profile.memory.host_bytes or 0,
             exposed_s=sum(phase.communication_s or 0.0 for phase in profile.phases.values()),
             where=(profile.memory.peak_phase or "").replace("_", " "),
@@ -265,6 +272,8 @@ def _by_napkin(alone: Memory, strategy: str, recipe: Recipe) -> Sharded:
         sum(phase.sent_s for phase in phases),
         sum(phase.exposed_s for phase in phases),
         OVERLAP[strategy],
+        _fits(rank.peak.total_bytes, sizes.hardware),
+        None,
         sum(sizes.host_parts.values()),
         sizes.bucket_bytes,
         sizes.bucket_bytes // BUCKET_BYTES + recipe.ddp,
@@ -284,7 +293,13 @@ def _by_states(memory: Memory, strategy: str, gpus: int) -> Sharded:
     link = sizes.hardware.datasheet.gpu_link.value
     exposed_s = exposed / link + max(0.0, (sent - exposed) / link - _hidden_s(memory, strategy))
     formula = "; ".join(f"{buffer.name} {buffer.formula}" for buffer in buffers)
-    return Sharded(strategy, states, peak, sent, sent / link, exposed_s, OVERLAP[strategy], buffers=formula)
+    fits = _fits(peak, sizes.hardware)
+    overlap = OVERLAP[strategy]
+    return Sharded(strategy, states, peak, sent, sent / link, exposed_s, overlap, fits, buffers=formula)
+
+
+def _fits(peak_bytes: float, hardware: Hardware) -> bool:
+    return peak_bytes + hardware.calibration.cuda_context_bytes <= hardware.memory_bytes
 
 
 def _hidden_s(memory: Memory, strategy: str) -> float:
@@ -331,12 +346,12 @@ def _traffic(memory: Memory, strategy: str, gpus: int) -> tuple[float, float]:
 
 
 OVERLAP = {
-    "model parallel": "nothing: GPUs wait for each other; with k micro batches a share (N-1)/(k+N-1) is idle",
-    "tensor parallel": "nothing: the next layer waits for each sum; GPUs share one micro batch",
-    "DDP": "the all-reduce runs under backward, bucket by bucket; the last bucket shows",
+    "model parallel": "nothing hides it; with k micro batches a GPU idles for (N-1)/(k+N-1) of the step",
+    "tensor parallel": "nothing hides it: the next layer waits for each sum; GPUs share one micro batch",
+    "DDP": "the all-reduce runs under backward, bucket by bucket; the last bucket is waited for",
     "ZeRO-1": "the reduce-scatter runs under backward; the all-gather after the step does not",
     "ZeRO-2": "the reduce-scatter runs under backward; the all-gather after the step does not",
     "ZeRO-3": "the next layers' all-gather runs under these layers' compute",
-    "FSDP2": "the next unit's all-gather runs under this one's compute; the first shows, and the last sum",
+    "FSDP2": "the next unit's all-gather runs under this one's compute; not the first, nor the last sum",
     "hybrid sharding": "as FSDP2 on the fast links of a group; the sum across groups under backward",
 }

@@ -39,37 +39,39 @@ class Divisions:
         return [row for row in self.rows if isinstance(row, Sharded)]
 
     def _table(self) -> Iterator[str]:
-        yield f"{self.name} on {self.gpus} × {self.hardware.datasheet.title}: per GPU, one optimizer step\n"
-        columns = f"{'params':>7} {'grads':>7} {'optim.':>7} {'peak GiB':>8} {'sent GiB':>8} {'link ms':>8}"
-        yield f"  {'strategy':<16} {columns} {'shows ms':>8}"
+        where = f"{self.gpus} × {self.hardware.datasheet.title}"
+        yield f"{self.name} on {where}: GiB a GPU, of one optimizer step\n"
+        columns = f"{'params':>6} {'grads':>6} {'optim.':>6} {'peak':>7} {'sent':>7} {'link ms':>7}"
+        yield f"  {'strategy':<15} {columns} {'waits ms':>8} {'tokens/s':>8}"
         for row in self.rows:
             if isinstance(row, Refused):
-                yield f"  {row.strategy:<16} not with this recipe"
+                yield f"  {row.strategy:<15} not with this recipe"
                 continue
             states = (row.states.parameters, row.states.gradients, row.states.optimizer)
+            speed = "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}"
             yield (
-                f"  {row.strategy:<16} "
-                + " ".join(f"{size / GIB:7.3f}" for size in states)
-                + f" {row.peak_bytes / GIB:8.2f} {row.sent_bytes / GIB:8.3f} {row.link_s * 1e3:8.1f} "
-                f"{row.exposed_s * 1e3:8.1f}"
+                f"  {row.strategy:<15} "
+                + " ".join(f"{size / GIB:6.2f}" for size in states)
+                + f" {row.peak_bytes / GIB:7.2f} {row.sent_bytes / GIB:7.2f} {row.link_s * 1e3:7.1f} "
+                f"{row.exposed_s * 1e3:8.1f} {speed:>8}"
             )
 
     def _notes(self) -> Iterator[str]:
         """What the numbers rest on, and what is not in them."""
+        yield ""
+        there, beyond = self.hardware.memory_bytes, [row.strategy for row in self._divided if not row.fits]
+        yield f"does not fit in the {in_gib(there)} of a GPU: {', '.join(beyond) or 'none'}"
         overlaps: dict[str, list[str]] = {}
         for row in self._divided:
             overlaps.setdefault(row.overlap, []).append(row.strategy)
-        yield "\nshows ms: what of the link's time the step waits for"
+        yield "waits ms: what of the link's time no computing hides"
         for overlap, names in overlaps.items():
             yield f"  {', '.join(names)}: {overlap}"
         simulated = [row.strategy for row in self._divided if row.source == "simulated"]
         if simulated:
             names = ", ".join(simulated)
-            yield f"simulated, peak GiB and shows ms of rank 0: {names}; all else is arithmetic"
-        there = self.hardware.memory_bytes
-        beyond = [row.strategy for row in self._divided if row.peak_bytes > there]
-        yield "peak GiB, as PyTorch's allocator counts it:"
-        yield f"  more than the {in_gib(there)} of a GPU: {', '.join(beyond) or 'none'}"
+            yield f"simulated, peak, waits and tokens/s of all GPUs: {names}; all else is arithmetic"
+        yield "peak, allocated by PyTorch:"
         for row in self._divided:
             if row.where:
                 yield f"  {row.strategy} peaks {'in' if row.source == 'simulated' else 'at'}: {row.where}"

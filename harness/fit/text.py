@@ -20,7 +20,10 @@ def fit_lines(
     """The verdict, the largest sizes, what expandable segments would change, and what to change."""
     size = in_gib(hardware.memory_bytes)
     fits = _fits_as_it_is(recipe, found)
-    yield f"{name} on {where} ({size}): {'fits' if fits else 'does not fit'} as it is"
+    how = "by arithmetic" if found.unsimulated else "as it is"
+    yield f"{name} on {where} ({size}): {'fits' if fits else 'does not fit'} {how}"
+    if found.unsimulated:
+        yield f"  {found.unsimulated}"
     if found.num_parameters is not None:
         yield f"  the model has {found.num_parameters / 1e9:,.2f} billion parameters"
     yield from _seen_lines(recipe, found) if found.seen else _arithmetic_lines(recipe, found)
@@ -52,7 +55,8 @@ def fit_lines(
         for what, enough in found.wider.items():
             yield f"  {what}: {'fits' if enough else 'does not fit'}"
     for note in _notes(recipe, found):
-        yield f"Note: {note}"
+        if note != found.unsimulated:
+            yield f"Note: {note}"
 
 
 def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> dict[str, Any]:
@@ -179,7 +183,10 @@ def _next_lines(recipe: Recipe, found: ExactFit, indent: str = "  ") -> Iterator
         asked, idle = in_gib(oom.requested_bytes), in_gib(oom.reserved_unallocated_bytes)
         yield f"{indent}{found.next_value} runs out of memory in {oom.phase}, asking for {asked}"
         if (oom.reserved_unallocated_bytes or 0) >= (oom.requested_bytes or 0):
-            yield f"{indent}with {idle} reserved in pieces: other sizes cut them otherwise, and a few may fit"
+            yield (
+                f"{indent}though {idle} lay free in smaller pieces; a larger size may by chance leave larger "
+                "ones and fit"
+            )
         if found.one_more_bytes:
             step = f"a {recipe.unit}" if found.field == "micro_batch_size" else f"{found.multiple_of} tokens"
             yield f"{indent}{step} more takes {in_gib(found.one_more_bytes)} at the peak"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from harness.errors import InputError
+from harness.errors import InputError, nearest
 from harness.hardware.table import DATASHEETS, FP8_SINCE, MIB, NOT_MODELLED, TABLE_NAMES, Datasheet
 from harness.step_profile import HardwareSummary, StepProfile
 from harness.system import parse_json, profiles_folder, read_whole
@@ -237,12 +237,25 @@ def find_hardware(name: str, prices: dict[str, float] | None = None) -> Hardware
             f"beside and how fast they are is not modelled. What holds there too is the memory of weights, "
             f"gradients, optimizer states and activations: ask with --memory {memory} and without hardware."
         )
-    from harness.errors import nearest
-
-    hint = nearest(name, hardware_names())
     raise InputError(
-        f"hardware: there is no {name} in the table.{hint} It has {', '.join(hardware_names())}."
+        f"hardware: there is no {name} in the table.{_meant(name)} It has {', '.join(hardware_names())}. "
+        "Of any other card, ask with --memory and its size."
     )
+
+
+def _meant(name: str) -> str:
+    """Which devices of the table `name` is short or long for, as a100 or RTX 4090; or is misspelt for."""
+    said = _bare(name)
+    within = [other for other in hardware_names() if said and said in _bare(other)]
+    # the number is most of a name, and a wrong one is another card: h100 is not what 1080 is short for
+    longer = max((other for other in hardware_names() if _bare(other) in said), key=len, default=None)
+    meant = within or ([longer] if longer else [])
+    return f" Did you mean {' or '.join(meant)}?" if meant else nearest(name, hardware_names(), alike=0.85)
+
+
+def _bare(name: str) -> str:
+    """Letters and digits alone."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def all_hardware(prices: dict[str, float] | None = None) -> list[Hardware]:

@@ -25,14 +25,36 @@ NOT_HERE: dict[str, dict[str, str]] = {
     },
     "optimizer": dict.fromkeys(("lomo", "adalomo", "sophia", "adam", "lion"), "another optimizer")
     | {name: f"AdamW of projected gradients: write optimizer: {name}_adamw" for name in ("galore", "apollo")}
-    | {"schedule_free": "AdamW without a schedule: write optimizer: adamw_schedule_free"},
+    | {"schedule_free": "AdamW without a schedule: write optimizer: adamw_schedule_free"}
+    | dict.fromkeys(("adamw_torch", "adamw_hf"), "torch's AdamW: write optimizer: adamw")
+    | {
+        "adamw_torch_fused": "AdamW in one kernel: write optimizer: adamw with optimizer_impl: fused",
+        "adamw_bnb_8bit": "bitsandbytes' AdamW: write optimizer: adamw_8bit",
+        "paged_adamw_32bit": "bitsandbytes' AdamW with fp32 states: write optimizer: paged_adamw",
+    },
+    "precision": {
+        **dict.fromkeys(("float16", "half"), "16-bit floats: write precision: fp16"),
+        "bfloat16": "the same as bf16: write precision: bf16",
+        "float32": "32-bit floats: write precision: fp32",
+        **dict.fromkeys(("fp8", "float8"), "8-bit floats"),
+    },
+    "parallel": {
+        "zero3": "DeepSpeed's, and FSDP2 divides the same: write parallel: fsdp",
+        **dict.fromkeys(("zero1", "zero2", "deepspeed", "pp"), "an engine"),
+    },
     "adapter": {
         name: f"a method of peft: write adapter: peft with peft: {{peft_type: {name.upper()}}}"
         for name in ("vera", "loha", "lokr", "oft", "adalora")
     }
     | {"dora": "LoRA with lengths: write adapter: lora with use_dora: true"}
     | {"qlora": "LoRA over a quantized base: write adapter: lora with quantization: nf4"},
-    "attention": dict.fromkeys(("flex_attention", "flash_attention_4", "xformers"), "another implementation"),
+    "attention": {
+        **dict.fromkeys(("flex_attention", "flash_attention_4", "xformers"), "another implementation"),
+        **dict.fromkeys(
+            ("flash", "flash_attn", "flash_attention", "fa2"),
+            "FlashAttention: write attention: flash_attention_2",
+        ),
+    },
 }
 """Values that people know from elsewhere, and what they are: no misspelling of what is here."""
 
@@ -40,7 +62,10 @@ NAMED_ELSEWHERE = {
     "lr": "learning_rate",
     "r": "lora_rank",
     "target_modules": "lora_targets",
-    **dict.fromkeys(("max_length", "context_length", "block_size", "tokens"), "seq_len"),
+    **dict.fromkeys(("max_length", "context", "context_length", "block_size", "tokens"), "seq_len"),
+    **dict.fromkeys(("batch", "bs"), "micro_batch_size"),
+    **dict.fromkeys(("grad_accum", "accumulate_grad_batches"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("liger", "use_liger_kernel"), "kernels"),
     **dict.fromkeys(("bf16", "fp16", "torch_dtype", "dtype"), "precision"),
     **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "quantization"),
     **dict.fromkeys(("epochs", "num_train_epochs"), "steps"),
@@ -48,6 +73,7 @@ NAMED_ELSEWHERE = {
     **dict.fromkeys(("gpus", "num_gpus", "world_size"), "dp_shard"),
 }
 """Fields as the arguments of transformers, peft and TRL call them, where no letters tell."""
+CARD = ("gpu", "card")
 BESIDE = ("hardware", "memory", "device", "phases", "out")
 """Arguments of the Python API and of MCP beside those fields. A command's are options (recipe/file.py)."""
 
@@ -102,7 +128,9 @@ def accepted_values(field: str) -> str:
 
 def no_field(name: str, known: Collection[str], otherwise: str) -> str:
     """That there is no field `name`, and which of `known` is meant; `otherwise`: where none is like it."""
-    if name in BESIDE:
+    if name.lower() in CARD:
+        hint = " The card is hardware=NAME; `harness hardware` lists the names."
+    elif name in BESIDE:
         hint = " It is an argument of some questions, given beside the recipe's fields."
     elif here := NAMED_ELSEWHERE.get(name.lower()):
         hint = f" Here it is {here}: give {accepted_values(here)}."

@@ -201,9 +201,10 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 "`harness napkin` do."
             )
         if key in OPTIONS:
+            other = f" The card of an estimate is hardware={shortened(value)}." if key == "gpu" else ""
             raise InputError(
                 f"{shortened(text)}: {key} is no field of a recipe, and an option of some commands. Write "
-                f"--{key} {shortened(value)} where `harness COMMAND --help` has it."
+                f"--{key} {shortened(value)} where `harness COMMAND --help` has it.{other}"
             )
         if key in changes:
             raise InputError(f"{key} is overridden twice on the command line. Keep one {key}=value.")

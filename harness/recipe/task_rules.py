@@ -16,8 +16,8 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         ("task", "loss"),
         lambda r: not r.writes and r.loss != "standard",
-        "it saves logits of all tokens, which dpo, kto and grpo never hold at once, orpo reads too, and a "
-        "head of scores, or none, has not; set loss: standard",
+        "what it saves are the logits of sft's loss, and the other tasks have a loss of their own; set "
+        "loss: standard",
     ),
     Rule(
         ("task", "packing"),

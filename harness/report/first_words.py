@@ -61,7 +61,8 @@ def _of_snapshot(history: History) -> list[str]:
         return sentences
     name, size = next(iter(history.held().items()))
     if history.by_category and name != BEFORE:
-        sentences.append(f"The largest part of it is {name.replace('_', ' ')}: {size / total:.0%}.")
+        whole = "it" if oom is None else "what was allocated"
+        sentences.append(f"The largest part of {whole} is {name.replace('_', ' ')}: {size / total:.0%}.")
     first = found[0]
     if first.stack:
         sentences.append(
@@ -78,7 +79,8 @@ def _largest(profile: StepProfile) -> list[str]:
     if not total:
         return []
     name = max(sizes, key=sizes.__getitem__)
-    return [f"The largest part of it is {name.replace('_', ' ')}: {sizes[name] / total:.0%}."]
+    whole = "it" if profile.oom is None else "what was allocated"
+    return [f"The largest part of {whole} is {name.replace('_', ' ')}: {sizes[name] / total:.0%}."]
 
 
 def _logits(profile: StepProfile, shape: ModelShape) -> list[str]:

@@ -136,7 +136,7 @@ def _add_history(section: Section, history: History) -> None:
     if history.events:
         section.data["history"] = history_columns(history)
         section.words["timeline"] = _timeline_words(section.run, history)
-    if history.oom is not None:
+    if history.oom is not None and history.oom.frames:
         section.words["asked_at"] = "\n".join(history.tree.stack(history.tree.node_of(history.oom.frames)))
     if section.run.profile is None and history.moment()[1]:
         section.tables["groups"] = groups_table(history)

@@ -129,6 +129,11 @@ def message_in_words(message: OutOfMemoryMessage) -> Iterator[str]:
         yield f"Other processes on it held {in_gib(message.others_bytes)}: end them, or take another GPU."
     yield _remedy(message)
     yield (
+        "Where steps before it went well, this one had a longer row (`harness fit RECIPE --data FILE`), an "
+        "evaluation came between (`harness simulate RECIPE --phases train,eval`), or something was kept from "
+        "each step (`harness watch -- COMMAND`)."
+    )
+    yield (
         "Who held the memory, and in which pieces, the message does not say. A snapshot does: "
         "torch.cuda.memory._record_memory_history() before the model is made and _dump_snapshot(FILE) where "
         "the error is caught, then `harness snapshot show FILE`; or, without a GPU, `harness watch --gpu "

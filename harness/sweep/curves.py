@@ -199,6 +199,9 @@ def _memory(curve: Curve) -> str:
         )
     elif curve.line is not None:
         parts.append(f"Memory does not follow a line (R² {_r_squared(curve.line)})")
+    elif len(known := [(p.value, in_gib(p.peak_bytes)) for p in curve.points if p.peak_bytes]) > 1:
+        (first, least), (last, most) = known[0], known[-1]
+        parts.append(f"Memory is {least} at {curve.field} {first} and {most} at {last}")
     if curve.smallest_failing is not None:
         fits = curve.largest_fitting
         before = "" if fits is None or fits > curve.smallest_failing else f" and fits at {fits}"

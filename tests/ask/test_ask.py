@@ -9,12 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from harness.ask.answer import answer_of
 from harness.ask.documents import answered_as_json, arithmetic, cards, formula
 from harness.ask.form import describe_form
 from harness.ask.question import ASKED, read_question
 from harness.errors import InputError
 from harness.hardware.hardware import hardware_names
 from harness.recipe import EFFECTS, Recipe, check_recipe, shown
+from harness.simulate.simulated_run import simulate
 from harness.units import in_gib
 from tests.support.broken_recipes import BROKEN
 from tests.support.commands import Call
@@ -28,6 +30,8 @@ QUESTIONS = (
     "recipe=llama-3.1-8b-full-bf16&gpus=4&memory=40GiB",
     "recipe=mistral-7b-qlora&offload=[activations]&lora_targets=q_proj,v_proj&hardware=l4",
     "model=qwen2.5-7b&adapter=lora&max_grad_norm=null",
+    "recipe=llama-3.1-8b-qlora&model=qwen3-14b&hardware=rtx-4090",
+    "recipe=llama-3.1-8b-lora-24gb&hardware=rtx-3090",
 )
 
 
@@ -73,6 +77,35 @@ def test_the_yaml_is_the_recipe(text: str, call: Call, tmp_path: Any) -> None:
     _, printed, _ = call("napkin", "mine.yaml", f"hardware={answer['said']['hardware']}", "--json")
     asked = {name: value for name, value in json.loads(printed)["recipe"].items() if name in ASKED}
     assert asked == {name: answer["said"][name] for name in ASKED}
+
+
+def test_a_model_without_a_recipe_of_ours_has_a_command_that_can_be_copied_and_its_own_name() -> None:
+    answer = arithmetic("recipe=llama-3.1-8b-qlora&model=qwen3-14b&hardware=rtx-4090")
+    assert answer["name"] == "qwen3-14b"
+    assert answer["command"] == "harness simulate llama-3.1-8b-qlora model=qwen3-14b hardware=rtx-4090"
+
+
+def test_a_recipe_for_a_card_can_be_asked_about_like_any_other() -> None:
+    answer = arithmetic("recipe=llama-3.1-8b-lora-24gb&hardware=rtx-3090")
+    assert answer["name"] == "llama-3.1-8b-lora-24gb"
+    assert answer["command"] == "harness simulate llama-3.1-8b-lora-24gb hardware=rtx-3090"
+    assert "llama-3.1-8b-lora-24gb" in {one["name"] for one in describe_form()["recipes"]}
+    changed = arithmetic("recipe=llama-3.1-8b-lora&quantization=nf4&optimizer=paged_adamw&hardware=rtx-3090")
+    assert changed["name"].startswith("llama-3.1-8b-")  # a recipe of another model is not nearer
+    assert "model=" not in changed["command"]
+
+
+def test_what_was_taken_when_memory_ran_out_is_not_called_what_it_needs() -> None:
+    """It is less than the card has, and the step does not fit."""
+    question = read_question("recipe=smoke&hardware=l4&memory=540MB&micro_batch_size=64")
+    profile, _ = simulate(question.recipe, question.hardware)
+    taken, oom = profile.memory.taken_bytes(), profile.oom
+    assert taken is not None
+    assert oom is not None
+    assert taken < question.hardware.memory_bytes
+    (row,) = [r for r in answer_of(question, "simulated", profile)["rows"] if r["value"] == in_gib(taken)]
+    assert row["name"] == "taken when it ran out"
+    assert row["detail"].endswith(f"; {in_gib(oom.requested_bytes)} more were asked for")
 
 
 def test_a_change_that_makes_it_fit_does() -> None:
@@ -158,7 +191,7 @@ def test_a_config_that_a_page_hands_over_can_be_asked_about() -> None:
     theirs = json.loads(answered_as_json("arithmetic", urlencode({"model": path})))
     ours = arithmetic("model=llama-3.2-1b")
     assert theirs["bar"] == ours["bar"]
-    assert theirs["command"].startswith(f"harness simulate {path} ")
+    assert theirs["command"].startswith("harness simulate recipe.yaml ")
 
 
 def _config_of(name: str) -> str:

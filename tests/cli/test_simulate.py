@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -117,6 +118,28 @@ def test_simulate_out_writes_profile_recipe_and_snapshot(call: Call) -> None:
     status, _, err = call("simulate", "tiny.yaml", "--out", "made")
     assert status == 2
     assert "already holds" in err
+
+
+def test_what_is_written_is_there_when_nobody_reads_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `harness simulate ... --out made | head`, which closes the pipe in the middle of the tables."""
+
+    def closed(*_: object, **__: object) -> None:
+        raise RuntimeError("nobody reads on")
+
+    monkeypatch.setattr("harness.cli.estimates.simulate._show", closed)
+    with suppress(RuntimeError):
+        call("simulate", "tiny.yaml", "--out", "made")
+    assert StepProfile.read(Path("made/profile.json")).complete
+
+
+def test_a_report_of_a_memory_that_ran_out_says_what_it_knows(call: Call) -> None:
+    """A simulated allocator knows no stack of what it refused: the page has no empty place for one."""
+    arguments = ("simulate", "tiny.yaml", "micro_batch_size=4000", "seq_len=2048", "hardware=l4")
+    call(*arguments, "--out", "made")
+    assert call("report", "made")[0] == 0
+    page = Path("made/report.html").read_text()
+    assert "The largest part of what was allocated is " in page
+    assert "Where memory was asked for and was not there" not in page
 
 
 def test_simulate_out_of_memory_exits_3_and_says_what_fills_it(call: Call) -> None:

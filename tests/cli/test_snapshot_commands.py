@@ -60,6 +60,20 @@ def test_diff_says_what_is_new_gone_and_grown(call: Call) -> None:
     assert "Every stack holds as much in both." in out
 
 
+def test_a_run_folder_stands_for_its_snapshot(call: Call) -> None:
+    """As for `show` and `report`."""
+    Path("run").mkdir()
+    name = write("run/snapshot.pickle", snapshot(steps(5, keeps=True)))
+    for command in (("leaks",), ("to-json",), ("diff", name)):
+        of_folder = call("snapshot", *command, "run")
+        assert of_folder[0] == 0, of_folder
+        assert of_folder[1].replace("run ", f"{name} ") == call("snapshot", *command, name)[1]
+    Path("empty").mkdir()
+    status, _, err = call("snapshot", "leaks", "empty")
+    assert status == 2
+    assert "empty" in err
+
+
 def test_leaks_says_what_grew_and_by_what_the_steps_were_found(call: Call) -> None:
     status, out, _ = call("snapshot", "leaks", write("a.pickle", snapshot(steps(5, keeps=True))))
     assert status == 0

@@ -59,3 +59,9 @@ def test_rows_are_grouped_as_transformers_does() -> None:
     theirs = get_length_grouped_indices(lengths.tolist(), 8, generator=torch.Generator().manual_seed(5))
     assert grouped_order(lengths, 8, shuffled).tolist() == theirs
     assert grouped_padded_tokens(lengths, 8, 0).padding_share < padded_tokens(lengths, 8).padding_share / 4
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_row_a_batch_has_no_padding_and_never_less(seed):
+    lengths = np.random.default_rng(seed).integers(3, 2048, size=2000)
+    assert f"{padded_tokens(lengths, 1).padding_share:.1%}" == "0.0%"

@@ -61,6 +61,22 @@ def test_all_cards_together_do_and_cost_so_many_times_as_much(found):
     assert small.cost_per_million_tokens is None
 
 
+def test_so_many_tokens_take_hours_and_cost_what_the_hours_do(found):
+    """By hand: 36 million tokens, at the speed of all cards, and the price of all by the hour."""
+    (cards,) = (c for c in found if c.gpus == 4 and c.offer.name == "h100")
+    hours = 10_000 / cards.tokens_per_s
+    document = cards.document(36_000_000)
+    assert document["hours"] == pytest.approx(hours)
+    assert document["cost"] == pytest.approx(hours * 10)
+    assert "hours" not in cards.document()
+    text = render_counts("full", [cards], 36_000_000)
+    assert "36,000,000 tokens" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("  4 × h100 ")]
+    assert row.split()[-2:] == [f"{hours:,.1f}", f"{hours * 10:,.2f}"]
+    small = next(c for c in found if c.gpus == 1 and c.offer.name == "rtx-4090")
+    assert small.document(36_000_000)["hours"] is None
+
+
 def test_the_table_names_the_fewest_that_fit_the_smallest_and_the_cheapest(found):
     text = render_counts("full", found)
     assert "  1 × h100 " in text

@@ -142,8 +142,11 @@ def test_what_cannot_be_simulated_keeps_what_arithmetic_says() -> None:
     found = fit_confirmed(tiny(compile=True, precision="bf16"), A100, PLAIN)
     assert (found.seen, found.fits_something) == (False, True)
     assert any("by arithmetic alone" in note and "compile" in note for note in found.notes)
-    text = "\n".join(fit_lines("tiny", "an A100", tiny(compile=True), A100, found))
-    assert "not seen to fit" in text
+    verdict, reason, *rest = fit_lines("tiny", "an A100", tiny(compile=True), A100, found)
+    assert verdict.endswith(": fits by arithmetic")  # and no "fits as it is": a run may be refused, too
+    assert reason.startswith("  by arithmetic alone, because it cannot be simulated: compile")
+    assert any("not seen to fit" in line for line in rest)
+    assert not any("cannot be simulated" in line for line in rest)
 
 
 def olmo(tmp_path, **fields) -> Recipe:

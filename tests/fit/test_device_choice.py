@@ -7,11 +7,22 @@ from itertools import product
 import pytest
 
 from harness.fit.device_choice import compare_hardware, render_choice
+from harness.fit.offers import estimated
 from harness.hardware.hardware import find_hardware, with_memory
 from harness.recipe import Recipe
 from harness.simulate import simulate
 from harness.step_profile import StepProfile
-from tests.support.tiny import resized
+from tests.support.tiny import resized, tiny
+
+
+def test_hours_and_cost_of_so_many_tokens_stand_in_the_table():
+    offer = replace(
+        estimated(tiny(precision="bf16"), find_hardware("h100", {"h100": 2.5})), tokens_per_s=1000.0
+    )
+    header, row = render_choice("tiny", [offer], tokens=36_000_000).splitlines()[2:4]
+    assert header.split()[-2:] == ["hours", "cost"]
+    assert row.split()[-2:] == ["10.0", "25.00"]
+    assert max(len(header), len(row)) <= 80
 
 
 def test_every_device_gets_what_a_simulation_on_it_says(tmp_path, monkeypatch):

@@ -302,6 +302,9 @@ def test_hardware_names_the_cheapest_and_the_fastest(tmp_path):
     one = command("hardware", "tinyllama-lora", "--price", "h100=2.5").stdout
     assert "the cheapest of" not in one
     assert "give prices of several" in one
+    for said in ("1.5k", "1,500"):
+        (first, *_) = json.loads(command("hardware", "tinyllama-lora", "--tokens", said, "--json").stdout)
+        assert first["hours"] == pytest.approx(1500 / first["tokens_per_s"] / 3600)
     listed = json.loads(command("hardware", "tinyllama-lora", "--price", "h200=3.5", "--json").stdout)
     assert listed[0]["name"] == "h200"
     assert listed[0]["cost_per_million_tokens"] > 0
@@ -350,6 +353,9 @@ def test_shard_lists_every_strategy(tmp_path):
         ("fit", "tinyllama-lora", "--quick", "--exact"),
         ("fit", "tinyllama-lora", "--margin", "1"),
         ("hardware", "tinyllama-lora", "--price", "h200"),
+        ("hardware", "tinyllama-lora", "--tokens", "50k examples"),
+        ("hardware", "tinyllama-lora", "--tokens", "0"),
+        ("hardware", "--tokens", "35M"),
         ("shard", "tinyllama-lora", "--gpus", "0"),
         ("shard", "llama-3.2-3b-offload-optimizer", "--gpus", "2"),
     ],

@@ -212,6 +212,26 @@ def test_an_unknown_device_names_the_nearest():
     find_hardware("t4").check(Recipe(model="any", precision="fp16"))
 
 
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("A100", "Did you mean a100-80gb or a100-40gb?"),
+        ("v100", "Did you mean v100-16gb or v100-32gb?"),
+        ("4090", "Did you mean rtx-4090?"),
+        ("GeForce RTX 3060", "Did you mean rtx-3060?"),
+        ("H100 80GB", "Did you mean h100?"),
+        ("h1000", "Did you mean h100?"),
+        ("1080", "in the table. It has"),
+        ("rtx-2080-ti", "in the table. It has"),
+        ("", "in the table. It has"),
+    ],
+)
+def test_what_is_meant_by_a_name_that_is_short_or_long_and_no_other_card(said, meant):
+    with pytest.raises(InputError) as raised:
+        find_hardware(said)
+    assert meant in str(raised.value)
+
+
 def test_prices_from_a_file_and_from_pairs(tmp_path):
     file = tmp_path / "prices.yaml"
     file.write_text("h200: 3.5\nl4: 0.7\n")

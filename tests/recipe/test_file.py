@@ -276,6 +276,13 @@ def test_dangling_link() -> None:
         ("adapter: vera", ["write adapter: peft with peft: {peft_type: VERA}"]),
         ("adapter: qlora", ["write adapter: lora with quantization: nf4"]),
         ("attention: flash-attention-4", ["another implementation"]),
+        ("attention: flash", ["write attention: flash_attention_2"]),
+        ("optimizer: adamw_torch", ["write optimizer: adamw."]),
+        ("optimizer: paged_adamw_32bit", ["write optimizer: paged_adamw."]),
+        ("precision: float16", ["write precision: fp16"]),
+        ("parallel: zero3", ["write parallel: fsdp"]),
+        ("bs: 4", ["Here it is micro_batch_size: "]),
+        ("grad_accum: 4", ["Here it is gradient_accumulation_steps: "]),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
@@ -283,6 +290,17 @@ def test_a_value_known_from_elsewhere_is_no_misspelling(line: str, mentions: lis
     text = complaint(write(f"model: gpt2-small\n{line}\n"))
     assert all(mention in text for mention in mentions)
     assert "Did you mean" not in text
+
+
+def test_a_card_is_no_field_and_the_message_says_where_it_goes() -> None:
+    good = write("model: gpt2-small\n", "good.yaml")
+    assert "hardware=NAME" in complaint(good, "card=h100")
+    assert "hardware=h100" in complaint(good, "gpu=h100")
+
+
+def test_a_task_without_the_loss_of_sft_is_told_so() -> None:
+    text = complaint(write("model: gpt2-small\ntask: dpo\nloss: fused_linear\n"))
+    assert text.endswith("the other tasks have a loss of their own; set loss: standard.")
 
 
 def test_every_value_that_is_known_from_elsewhere_is_none_of_ours() -> None:

@@ -79,6 +79,8 @@ def test_every_number_of_a_message_is_read() -> None:
     said = "\n".join(message_in_words(found))
     assert "Other processes on it held 10.00 GiB" in said
     assert "The process held 0.75 GiB beside it" in said
+    for command in ("fit RECIPE --data FILE", "simulate RECIPE --phases train,eval", "watch -- COMMAND"):
+        assert f"`harness {command}`" in said  # for whom steps before it went well
 
 
 def test_a_process_in_a_container_is_not_another_one() -> None:

@@ -540,9 +540,22 @@ def test_what_is_no_line_is_not_called_one():
     assert "by this line" not in answer_of(curve)
 
 
-def test_two_points_make_no_line():
+def test_two_points_make_no_line_and_their_memory_is_said():
     (curve,) = curves_of(*swept("micro_batch_size", {1: measured(1, GIB, 1), 2: measured(2, 2 * GIB, 2)}))
     assert curve.line is None
+    assert answer_of(curve).endswith("Memory is 1.00 GiB at micro_batch_size 1 and 2.00 GiB at 2.")
+
+
+def test_a_field_that_is_no_size_of_a_batch_has_its_memory_said_too():
+    ranks = {
+        64: measured(64, 3 * GIB, 90),
+        16: measured(16, 2 * GIB, 100),
+        256: Outcome("out_of_memory", "out of memory in optimizer_step"),
+    }
+    (curve,) = curves_of(*swept("lora_rank", ranks))
+    assert answer_of(curve).endswith(
+        "Memory is 2.00 GiB at lora_rank 16 and 3.00 GiB at 64; it runs out at lora_rank 256 and fits at 64."
+    )
 
 
 @pytest.mark.parametrize(

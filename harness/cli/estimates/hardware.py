@@ -1,6 +1,7 @@
 """`harness hardware`."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ Examples:
   harness hardware llama-3.1-8b-lora --price h200=3.5 --price l4=0.7
   harness hardware llama-3.1-8b-lora --prices prices.yaml
   harness hardware llama-3.1-8b-lora --best --price h100=2.5 --price rtx-4090=0.35
+  harness hardware llama-3.1-8b-lora seq_len=700 --tokens 35M --price rtx-4090=0.35 --price h100=2.5
   harness hardware llama-3.1-8b-full-bf16 --gpus 1,2,4,8 --price h100=2.5 --price a100-40gb=1.3
 """
 
@@ -42,6 +44,10 @@ def hardware(
             "cheapest a token: checkpointing or not, and what costs nothing.",
         ),
     ] = False,
+    tokens: Annotated[
+        str | None,
+        typer.Option(help="Tokens to train on, as in 35M, padding included: hours and cost of all of them."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Try every device of the table: fits or not, speed, and with prices the cost of a million tokens."""
@@ -59,8 +65,10 @@ def hardware(
     from harness.napkin import warnings_of
 
     if recipe is None:
-        if as_json or prices or price or gpus or best:
-            raise InputError("--json, --price, --prices, --gpus and --best are for a recipe. Give its name.")
+        if as_json or prices or price or gpus or best or tokens:
+            raise InputError(
+                "--json, --price, --prices, --gpus, --best and --tokens are for a recipe. Give its name."
+            )
         tell(render_table())
         return
     for text in overrides or []:
@@ -68,6 +76,7 @@ def hardware(
             raise InputError(f"{text} is no field. Write --price {text}, with a --price for every device.")
     if best and gpus is not None:
         raise InputError("--best simulates single cards, and --gpus counts them by arithmetic. Give one.")
+    many = 0 if tokens is None else _many(tokens)
     name, loaded = load_recipe(recipe, overrides or [])
     check_data(loaded)
     loaded = with_attention(loaded)
@@ -82,11 +91,12 @@ def hardware(
         given = read_prices(prices, price or [])
         if gpus is None:
             offers = compare_hardware(loaded, given, say, best=best)
-            answer = [offer.document() for offer in offers], render_choice(name, offers, loaded.unit)
+            text = render_choice(name, offers, loaded.unit, many)
+            document = [offer.document(many) for offer in offers]
         else:
             cards = compare_counts(loaded, read_counts(gpus), given, say)
-            answer = [each.document() for each in cards], render_counts(name, cards)
-    document, text = answer
+            text = render_counts(name, cards, many)
+            document = [each.document(many) for each in cards]
     if as_json:
         print(json.dumps(document, indent=1))
     else:
@@ -94,3 +104,15 @@ def hardware(
     for warning in warnings_of(loaded):
         if f"warning: {warning}" not in told:
             tell(f"warning: {warning}", stderr=as_json)
+
+
+def _many(text: str) -> int:
+    """`35M` as 35,000,000. Raises InputError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMB]?)", text.replace(",", ""))
+    tokens = int(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[match[2]]) if match else 0
+    if not tokens:
+        raise InputError(
+            f"--tokens {text}: write a number, as in 35M, which 50,000 examples of 700 tokens are "
+            "(k, M and B are thousands, millions and billions)."
+        )
+    return tokens

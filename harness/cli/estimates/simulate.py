@@ -91,11 +91,12 @@ def simulate(
         with Waiting(Terminal(stderr=True), what):
             profile, remembered = simulated(loaded, hardware, settings, rank, after)
         profile.provenance["recipe_name"] = name
+        if folder is not None:  # before anything is printed: who reads that may stop, as `head` does
+            folder.write_snapshot(remembered.snapshot())
+            folder.write_profile(profile)
         people = Terminal(stderr=as_json)
         _show(people, name, profile, verbose=verbose)
         if folder is not None:
-            folder.write_snapshot(remembered.snapshot())
-            folder.write_profile(profile)
             say(people, f"run folder: {folder.path}", whole=True)
     if as_json:
         print(profile.to_json())

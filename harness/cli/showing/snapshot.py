@@ -37,7 +37,10 @@ Example:
 
 SnapshotFile = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="A snapshot (pickle or JSON), of harness or of torch; from anyone."),
+    typer.Argument(
+        metavar="FILE",
+        help="A snapshot (pickle or JSON), of harness or of torch; from anyone. Or a run folder.",
+    ),
 ]
 OfDevice = Annotated[
     int | None,
@@ -60,7 +63,8 @@ def show(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE", help="A snapshot (pickle or JSON), of harness or of torch; from anyone."
+            metavar="FILE",
+            help="A snapshot (pickle or JSON), of harness or of torch; from anyone. Or a run folder.",
         ),
     ] = None,
     device: OfDevice = None,
@@ -115,9 +119,10 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """What B holds that A does not: new, gone, grown and shrunk, by category and by the stack that asked."""
-    from harness.snapshot import diff_held, held_at, read_snapshot, recording_of
+    from harness.api import load_snapshot
+    from harness.snapshot import diff_held, held_at, recording_of
 
-    recordings = [recording_of(read_snapshot(path), device) for path in (before, after)]
+    recordings = [recording_of(load_snapshot(path), device) for path in (before, after)]
     held = [held_at(one, one.peak if at_peak else one.moment) for one in recordings]
     found = diff_held(*held)
     if as_json:
@@ -138,9 +143,10 @@ def leaks(file: SnapshotFile, device: OfDevice = None, as_json: AsJson = False) 
 
     Steps are those that the recording marks; else an optimizer in the stacks says where they end.
     """
-    from harness.snapshot import find_leaks, read_snapshot, recording_of
+    from harness.api import load_snapshot
+    from harness.snapshot import find_leaks, recording_of
 
-    snapshot = read_snapshot(file)
+    snapshot = load_snapshot(file)
     found = find_leaks(recording_of(snapshot, device), snapshot.get("external_annotations"))
     if as_json:
         print(json.dumps(found.as_json(), indent=1))
@@ -159,9 +165,10 @@ def to_json(
 
     The pickle is read as plain data: nothing in it runs, whoever made it.
     """
-    from harness.snapshot import read_snapshot, snapshot_to_json
+    from harness.api import load_snapshot
+    from harness.snapshot import snapshot_to_json
 
-    text = snapshot_to_json(read_snapshot(file))
+    text = snapshot_to_json(load_snapshot(file))
     if out is None:
         sys.stdout.write(text)
     else:
