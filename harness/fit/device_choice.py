@@ -6,6 +6,7 @@ By simulation, once for devices that run the same kernels; without torch where i
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from textwrap import wrap
 
 from harness.architecture import load_shape
@@ -59,7 +60,7 @@ def compare_hardware(
     """
     devices = all_hardware(prices)
     able = [device for device in devices if not device.lacks(recipe)]
-    warned: set[str] = set()
+    warn = cache(told)  # each line once
     offers = [unable(device, recipe) for device in devices if device not in able]
     kinds = changeable = every_kind = _by_kernels(able)
     if not by_arithmetic:
@@ -73,12 +74,12 @@ def compare_hardware(
         offers += small.values()
         all_at_once((_simulations(alike, told), recipe) for alike in kinds[AT_FIRST:])
     for alike in kinds:
-        offers += _offers(recipe, alike, told, warned, by_arithmetic)
+        offers += _offers(recipe, alike, told, warn, by_arithmetic)
     if best:
         found = {offer.name: offer for offer in best_offers(recipe, every_kind, told)}
         offers = [found.get(offer.name, offer) for offer in offers]
     elif not by_arithmetic:
-        offers = _with_neutral_change(recipe, offers, changeable, told, warned)
+        offers = _with_neutral_change(recipe, offers, changeable, told, warn)
 
     def order(offer: Offer) -> tuple[bool, float, bool, float]:
         cost, runs = offer.cost_per_million_tokens, offer.required_bytes is not None
@@ -120,7 +121,7 @@ def _with_neutral_change(
     offers: list[Offer],
     kinds: list[list[Hardware]],
     told: Callable[[str], None],
-    warned: set[str],
+    warn: Callable[[str], None],
 ) -> list[Offer]:
     """The offers, but of devices that a change which costs nothing makes large enough, with that change."""
     other = neutrally_changed(recipe)
@@ -140,7 +141,7 @@ def _with_neutral_change(
 
     hopeful = [alike for alike in kinds if any(may_fit(device) for device in alike)]
     all_at_once((_simulations(alike, told), other) for alike in hopeful)
-    found = [offer for alike in hopeful for offer in _offers(other, alike, told, warned, by_arithmetic=False)]
+    found = [offer for alike in hopeful for offer in _offers(other, alike, told, warn, by_arithmetic=False)]
     spelled = overrides(recipe, NEUTRAL)
     better: dict[str, Offer] = {}
     for offer in found:
@@ -161,22 +162,22 @@ def _by_kernels(devices: list[Hardware]) -> list[list[Hardware]]:
 
 
 def _offers(
-    recipe: Recipe, alike: list[Hardware], told: Callable[[str], None], warned: set[str], by_arithmetic: bool
+    recipe: Recipe,
+    alike: list[Hardware],
+    told: Callable[[str], None],
+    warn: Callable[[str], None],
+    by_arithmetic: bool,
 ) -> list[Offer]:
-    """Of devices that run the same kernels. `told` hears each warning once: `warned` has those it heard."""
+    """Of devices that run the same kernels."""
     if by_arithmetic:
         with suppress(InputError):
             return [estimated(recipe, device) for device in alike]
     simulations = _simulations(alike, told)
     try:
         for warning in simulations.timed(recipe).warnings:
-            if warning not in warned:
-                told(f"warning: {warning}")
-                warned.add(warning)
+            warn(f"warning: {warning}")
     except InputError as error:
-        if str(error) not in warned:
-            told(f"by arithmetic: {error}")
-            warned.add(str(error))
+        warn(f"by arithmetic: {error}")
         return [estimated(recipe, device) for device in alike]
     offers = [simulated(recipe, device, simulations) for device in alike]
     simulations.keep()

@@ -15,7 +15,7 @@ the start, and releases gathered parameters when more than stage3_max_live_param
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 from harness.errors import CannotDivide, InputError
@@ -211,8 +211,7 @@ def _simulated(
     """The rows as a simulation of rank 0 of each recipe has them. Equal recipes are simulated once."""
     new = partial(Simulations, hardware, told=told, few_layers=True)
     all_at_once((new(), recipe) for recipe in dict.fromkeys(r for _, r in rows))
-    simulations = new()
-    warned: set[str] = set()
+    simulations, warn = new(), cache(told)  # each warning once
     for row, recipe in rows:
         try:
             profile = simulations.timed(recipe)
@@ -223,9 +222,7 @@ def _simulated(
             yield replace(row, not_simulated=str(error))
             continue
         for warning in profile.warnings:
-            if warning not in warned:
-                told(f"warning: {warning}")
-                warned.add(warning)
+            warn(f"warning: {warning}")
         yield replace(
             row,
             peak_bytes=profile.memory.peak_allocated_bytes or 0,
