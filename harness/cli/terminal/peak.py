@@ -7,7 +7,7 @@ from itertools import islice
 from rich.console import Console
 
 from harness.cli.terminal.terminal import say
-from harness.snapshot import module_of_its_kind
+from harness.snapshot import by_kind_of_module, module_of_its_kind
 from harness.step_profile import StepProfile, between_steps_in_words, peak_in_words, verdict
 from harness.units import in_gib, ms
 
@@ -47,9 +47,7 @@ def _time(profile: StepProfile) -> Iterator[str]:
 
 
 def _modules(profile: StepProfile) -> Iterator[str]:
-    by_kind: Counter[str] = Counter()
-    for module, size_bytes in (profile.memory.at_peak_by_module or {}).items():
-        by_kind[module_of_its_kind(module)] += size_bytes
+    by_kind = by_kind_of_module(profile.memory.at_peak_by_module or {})
     if not by_kind:
         return
     shown = min(MODULES, len(by_kind))
