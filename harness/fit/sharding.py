@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from harness.errors import CannotDivide, InputError
 from harness.fit.simulations import Simulations, all_at_once
-from harness.hardware import Hardware
+from harness.hardware import GPUS_PER_NODE, Hardware
 from harness.napkin import Memory, Moment, Sizes, Timing, estimate, ring, sent_bytes
 from harness.recipe import Recipe, check_recipe
 from harness.units import in_gib
@@ -68,7 +68,6 @@ STRATEGIES = (
     "FSDP2",
     "hybrid sharding",
 )
-GPUS_PER_NODE = 8
 BUCKET_BYTES = 25 * 2**20
 """Of DDP, its default."""
 ALONE: dict[str, Any] = {
