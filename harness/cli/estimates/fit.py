@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -13,7 +12,7 @@ import typer
 from harness.allocator import allocator_settings
 from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.exit_status import OUT_OF_MEMORY
-from harness.cli.terminal.lines import tell
+from harness.cli.terminal.lines import answer
 from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
 from harness.recipe import Recipe
@@ -98,10 +97,7 @@ def fit(
             document, lines, fits = _by_simulation(*about, field, told)
         else:
             document, lines, fits = _confirmed(*about, margin, quick, told)
-    if as_json:
-        print(json.dumps(document, indent=1))
-    else:
-        tell("\n".join(lines))
+    answer(document, "\n".join(lines), as_json=as_json)
     if not fits:
         raise typer.Exit(OUT_OF_MEMORY)
 
