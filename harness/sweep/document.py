@@ -194,10 +194,8 @@ def _swept(plan: Plan, row: Row) -> SweptCell:
     )
     if profile is not None:
         memory, step = profile.memory, profile.step
-        cell.peak_allocated_bytes, cell.peak_reserved_bytes = (
-            memory.peak_allocated_bytes,
-            memory.peak_reserved_bytes,
-        )
+        cell.peak_allocated_bytes = memory.peak_allocated_bytes
+        cell.peak_reserved_bytes = memory.peak_reserved_bytes
         cell.peak_phase, cell.at_peak = memory.peak_phase, memory.at_peak
         cell.capacity_bytes = profile.hardware.memory_bytes
         cell.step_s, cell.tokens_per_s = step.time_s.median, step.tokens_per_s
