@@ -1,7 +1,7 @@
 """What a command needs of Python and the operating system; it knows no recipe."""
 # pyright: reportUnusedImport=false
 
-from harness.system.files import open_regular, read_whole, sync, write_whole
+from harness.system.files import make_folder, open_regular, read_whole, sync, write_whole
 from harness.system.folder_lock import FolderLock, is_held, refuse_held
 from harness.system.garbage import collected_by_hand, end_process, older_objects_kept
 from harness.system.hub import hub_left_alone, hub_or_cache, hub_unreached
