@@ -116,9 +116,12 @@ class LoopRecorder:
 
     def enter(self, phase: str) -> None:
         """The phase from now on, until another one, or `leave`."""
-        if (self._open is not None and phase == self.phase) or self._observer is None:
+        running = self._open
+        if (running is not None and phase == self.phase) or self._observer is None:
             return
-        self._leave()
+        if running is not None:
+            self._open = None
+            running.__exit__(None, None, None)
         self.phase = phase
         if phase == "between" and (self._kind != "timed" or self._followed):
             self._note_classes()
