@@ -13,8 +13,9 @@ from torch import Tensor
 
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import declare, kernel, returns_first, returns_nothing
-from harness.kernels.script import Script, ceil_div, round_up
+from harness.kernels.script import Script
 from harness.training import is_dense
+from harness.units import ceil_div, round_up
 
 BLOCK_BYTES = 128 * 16
 """cuda/TensorShape.cu: BLOCK_SIZE threads copy BYTES_PER_THREAD each."""

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from harness.formula import MAX_VALUES_PER_THREAD, reduction_staging
 from harness.kernels.gpu import Gpu
-from harness.kernels.script import Script, ceil_div
+from harness.kernels.script import Script
+from harness.units import ceil_div
 
 MAX_THREADS = 512  # mnt_wrapper
 WARP = 32

@@ -13,7 +13,8 @@ from torch import Tensor
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import kernel
 from harness.kernels.reductions import Kernel, reduce
-from harness.kernels.script import Script, ceil_div, size_of
+from harness.kernels.script import Script, size_of
+from harness.units import ceil_div
 
 LOWP = (torch.float16, torch.bfloat16)
 FOREACH_CHUNK = 65536  # kChunkSize in cuda/MultiTensorApply.cuh
