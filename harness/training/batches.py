@@ -125,6 +125,7 @@ class Batches(Iterator[StepBatches]):
         self.rows_drawn = rows_drawn
 
 
+@dataclass(eq=False)
 class BatchShapes(Batches):
     """Batches whose shapes alone are real: no row is made or held, however long.
 
