@@ -151,12 +151,8 @@ class Timing:
 
     def _products(self, matrix: Matrix, times: int) -> list[Work]:
         """So many products with a matrix, in all micro batches."""
-        tp, built, dtype, width = (
-            self.recipe.tp,
-            self.sizes.built,
-            self.recipe.compute_dtype,
-            self.acts.compute,
-        )
+        tp, dtype = self.recipe.tp, self.recipe.compute_dtype
+        built, width = self.sizes.built, self.acts.compute
         rows, n = self.acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S"), matrix.elements // tp
         moved = (rows * (matrix.inputs + matrix.outputs // tp) + n) * width
         before = n * width if built.storage(matrix) else 0  # the weight in 16 bit

@@ -140,6 +140,5 @@ def _markup() -> Any:
 def _asset(name: str) -> str:
     text = ASSETS.joinpath(name).read_text(encoding="utf-8")
     text = text.partition("\n//# sourceMappingURL=")[0]  # a map would come from the network
-    return text.replace("\r\n", "\n").replace(
-        "\r", "\n"
-    )  # the hash is of what the browser's parser makes of it
+    # the hash is of what the browser's parser makes of it
+    return text.replace("\r\n", "\n").replace("\r", "\n")
