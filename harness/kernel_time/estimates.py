@@ -42,8 +42,6 @@ of 2 GB on 32 machines of eight H100 (github.com/NVIDIA/nccl/issues/1218)."""
 START_A_NODE_US = 6.0
 """For each machine that a ring passes. A guess: a hop over InfiniBand and its flags."""
 
-Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "send_recv"]
-
 
 def wire_share(kind: str, ranks: int) -> float:
     """What each rank sends, as a share of the whole."""
@@ -145,7 +143,7 @@ def attention(
 
 
 def memory(hardware: Hardware, kind: str, bytes_moved: float, launches: int = 1) -> float:
-    """Seconds of kernels that wait for memory: `kind` as harness/kernel_time/memory_kernels.py lists them."""
+    """Seconds of kernels that wait for memory: `kind` as LIKE names them (kernel_time/memory_kernels.py)."""
     calibration = hardware.calibration
     if calibration.memory_fraction is not None:
         return bytes_moved / _flat_bandwidth(hardware)
