@@ -121,12 +121,8 @@ class Question:
     def command(self) -> str:
         """What `harness simulate` is asked for the same."""
         near = _nearest(self.recipe)
-        words = [
-            "harness",
-            "simulate",
-            *(["recipe.yaml"] if near is None else [near[0], *_overrides(*near[1:], self.recipe)]),
-        ]
-        words.append(f"hardware={self.hardware.name}")
+        asked = ["recipe.yaml"] if near is None else [near[0], *_overrides(*near[1:], self.recipe)]
+        words = ["harness", "simulate", *asked, f"hardware={self.hardware.name}"]
         words += ["--memory", self.memory] if self.memory else []
         return shlex.join([*words, *self.after.options])
 

@@ -31,4 +31,4 @@ from harness.system.torch_release import (
     FreeBlockOrder,
     TorchRelease,
 )
-from harness.system.versions import PACKAGES, SETTINGS, installed_version, provenance
+from harness.system.versions import PACKAGES, SETTINGS, installed_version, installed_versions, provenance
