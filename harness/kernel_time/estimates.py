@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from harness.hardware import Hardware
+from harness.hardware import Hardware, sent_share
 from harness.kernel_time.fused_attention import Direction, attention_flops, attention_s
 from harness.kernel_time.memory_kernels import memory_s
 from harness.kernel_time.numbers import SCALARS
@@ -41,13 +41,6 @@ REACHED = {"all_reduce": 0.85, "broadcast": 0.85, "send_recv": 0.85, "all_gather
 of 2 GB on 32 machines of eight H100 (github.com/NVIDIA/nccl/issues/1218)."""
 START_A_NODE_US = 6.0
 """For each machine that a ring passes. A guess: a hop over InfiniBand and its flags."""
-
-
-def wire_share(kind: str, ranks: int) -> float:
-    """What each rank sends, as a share of the whole."""
-    if kind in ("send_recv", "broadcast"):
-        return 1.0
-    return (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
 
 
 def wire_s(fitted: Mapping[str, float], sent_bytes: Any) -> Any:
@@ -174,7 +167,7 @@ def collective(
     if ranks < 2 or size_bytes <= 0:
         return 0.0
     groups = document()["links"]
-    sent = wire_share(kind, ranks) * size_bytes
+    sent = sent_share(kind, ranks) * size_bytes
     name, together, scale = (links, str(ranks), 1.0) if links else _links(hardware, ranks_per_node)
     if ranks <= ranks_per_node:
         fitted = group_of(groups[name], kind, together)
