@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import InputError
-from harness.fit.device_choice import compare_hardware
+from harness.fit.device_choice import compare_hardware, number
 from harness.fit.offers import GIB, Offer, by_verdict
 from harness.recipe import Recipe, check_recipe, on_ranks
 
@@ -97,9 +97,9 @@ def _lines(name: str, found: Sequence[Cards]) -> Iterator[str]:
         cells = [
             f"{offer.memory_bytes / GIB:9.1f}",
             f"{(offer.required_bytes or 0) / GIB:10.1f}",
-            f"{_number(cards.tokens_per_s, 0):>10}",
-            f"{_number(cards.price_per_hour, 2):>9}",
-            f"{_number(cards.cost_per_million_tokens, 3):>13}",
+            f"{number(cards.tokens_per_s, 1, 0):>10}",
+            f"{number(cards.price_per_hour, 1, 2):>9}",
+            f"{number(cards.cost_per_million_tokens, 1, 3):>13}",
         ]
         yield f"  {f'{cards.gpus} × {offer.name}':<22} {' '.join(cells)}"
     none: dict[str, list[str]] = {}
@@ -135,7 +135,3 @@ def _by_device(found: Sequence[Cards]) -> list[list[Cards]]:
 def _fewest(cards: Sequence[Cards]) -> Cards | None:
     """The fewest cards of a device that fit."""
     return min((each for each in cards if each.offer.fits), key=lambda each: each.gpus, default=None)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"

@@ -198,7 +198,7 @@ def render_table() -> str:
 def _sheet_line(hardware: Hardware) -> str:
     sheet = hardware.datasheet
     bf16, fp16, fp32 = (
-        _number(cited and cited.value, 1e-12, 1) for cited in map(sheet.flops.get, ("bf16", "fp16", "fp32"))
+        number(cited and cited.value, 1e-12, 1) for cited in map(sheet.flops.get, ("bf16", "fp16", "fp32"))
     )
     memory, bandwidth = hardware.memory_bytes / GIB, sheet.memory_bandwidth.value / 1e9
     return f"  {sheet.name:<17} {memory:10.1f} {bandwidth:7,.0f} {bf16:>13} {fp16:>8} {fp32:>8}"
@@ -223,11 +223,11 @@ def _lines(name: str, offers: list[Offer], units: str) -> Iterator[str]:
         rows = f"{offer.micro_batch_size or '-'} {mark or ' '}"
         cells = [
             f"{offer.memory_bytes / GIB:5.1f}",
-            f"{_number(offer.required_bytes, 1 / GIB, 1):>5}",
+            f"{number(offer.required_bytes, 1 / GIB, 1):>5}",
             f"{_short(offer.tokens_per_s, 1_000_000):>7} {_range(offer):<15}",
             f"{rows if best else offer.bound or '-':>7}",
-            f"{_number(offer.price_per_hour, 1, 2):>7}",
-            f"{_number(offer.cost_per_million_tokens, 1, 3):>6}",
+            f"{number(offer.price_per_hour, 1, 2):>7}",
+            f"{number(offer.cost_per_million_tokens, 1, 3):>6}",
         ]
         name = offer.name + ("" if best else mark) + ("?" if offer.tight else "")
         yield f"  {name:<19}{' '.join(cells)}"
@@ -283,10 +283,11 @@ def _range(offer: Offer) -> str:
     return f"({_short(low, 100_000)}-{_short(high, 100_000)})"
 
 
-def _short(number: float | None, limit: int) -> str:
+def _short(value: float | None, limit: int) -> str:
     """In thousands from `limit` on, so that it has room in its column."""
-    return _number(number, 1, 0) if (number or 0) < limit else f"{_number(number, 1e-3, 0)}k"
+    return number(value, 1, 0) if (value or 0) < limit else f"{number(value, 1e-3, 0)}k"
 
 
-def _number(value: float | None, factor: float, digits: int) -> str:
+def number(value: float | None, factor: float, digits: int) -> str:
+    """`value` times `factor` for a column; a dash for None."""
     return "-" if value is None else f"{value * factor:,.{digits}f}"
