@@ -329,10 +329,9 @@ def _dim_of(base, arguments, options):
 def _resized(redispatch, keys, tensor, *how, **named):
     """What was there stays, wherever the memory lies then; what is added is nobody's."""
     kept = None
-    if not has_a_mode(keys) and is_plain(tensor) and tensor.numel() and is_held(tensor):
-        kept = (
-            values_of(tensor).as_strided((tensor.numel(),), (1,)).clone() if tensor.is_contiguous() else None
-        )
+    is_known = not has_a_mode(keys) and is_plain(tensor) and tensor.numel() and is_held(tensor)
+    if is_known and tensor.is_contiguous():
+        kept = values_of(tensor).as_strided((tensor.numel(),), (1,)).clone()
     made = redispatch(keys, tensor, *how, **named)
     if kept is not None and not is_held(tensor) and can_hold(tensor):
         _compute("resize_", lambda: hold(tensor).view(-1)[: len(kept)].copy_(kept[: tensor.numel()]))
