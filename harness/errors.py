@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
 
 _PASSWORD_IN_URL = re.compile(r"(\w:/{1,2})[^\s/@]*@")
 _QUERY_OF_URL = re.compile(r"(\w:/{1,2}[^\s?]*\?)\S+")
@@ -49,6 +50,15 @@ class MissingDependency(InputError):
     def __init__(self, package: str, extra: str | None, needed_for: str) -> None:
         install = f"pip install 'finetune-harness[{extra}]'" if extra else f"pip install {package}"
         super().__init__(f"{needed_for} needs the package {package}, which is not installed. Run: {install}")
+
+
+@contextmanager
+def needed(package: str, extra: str | None, needed_for: str) -> Generator[None]:
+    """Inside, an import that fails raises MissingDependency."""
+    try:
+        yield
+    except ImportError:
+        raise MissingDependency(package, extra, needed_for) from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Bytes and seconds for reading."""
+"""Bytes and seconds for reading, and numbers rounded up."""
 
 GIB = 2**30
 
@@ -28,3 +28,13 @@ def ms(seconds: float) -> str:
 def counted(count: int, what: str) -> str:
     """So many of something whose plural takes an s, for reading."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """number / divisor, rounded up."""
+    return -(-number // divisor)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `number`."""
+    return ceil_div(number, multiple) * multiple

@@ -29,7 +29,8 @@ from benchmarks.time.fit_devices import fit_copies, fit_devices, reported_spread
 from benchmarks.time.fit_products import fit_products
 from benchmarks.time.kernel_rows import AT_THE_LIMIT, KINDS, MACHINES, KernelRow, aside, device_of, read_rows
 from benchmarks.time.residuals import residuals
-from harness.kernel_time.estimates import wire_s, wire_share
+from harness.hardware.roofline import sent_share
+from harness.kernel_time.estimates import wire_s
 from harness.kernel_time.memory_kernels import memory_s
 from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import FILE
@@ -242,7 +243,7 @@ def fit_links(rows: Sequence[KernelRow]) -> dict[str, Any]:
             groups[MACHINES[row.device], row.kernel, together].append(row)
     found: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
     for (link, kind, together), each in sorted(groups.items()):
-        share = wire_share(kind, each[0].ranks)
+        share = sent_share(kind, each[0].ranks)
         kept = np.array([aside(row) for row in each])
         sent = np.array([share * row.size_bytes for row in each])
         seconds = np.array([row.seconds for row in each])

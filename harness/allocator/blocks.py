@@ -4,6 +4,7 @@ Names are those of c10/cuda/CUDACachingAllocator.cpp. All sizes are bytes.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -45,6 +46,13 @@ class Segment:
         self.counter = 0
         self.stream = stream
         self.head: Block
+
+    def blocks(self) -> Iterator[Block]:
+        """All of its memory, by address."""
+        block: Block | None = self.head
+        while block is not None:
+            yield block
+            block = block.next
 
 
 class Stat:

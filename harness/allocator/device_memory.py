@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from harness.allocator.blocks import Block, BlockPool, Segment, Stat, StreamPool, merge, split
 from harness.allocator.settings import Settings, kSmallBuffer
+from harness.system import nothing
 
 kRoundLarge = 2 * 2**20
 """Segments of 10 MiB and more are a multiple of it; also the granularity of physical memory."""
@@ -19,10 +20,6 @@ kFirstAddress = 0x7F0000000000
 EventSink = Callable[[str, int, int, int], None]
 """Called with action, address, size_bytes, stream. The actions segment_alloc, segment_free, segment_map,
 segment_unmap and oom (whose address is the device's free bytes) are those of a recorded trace."""
-
-
-def _unheard(*_: object) -> None:
-    pass
 
 
 class Device:
@@ -45,7 +42,7 @@ class Device:
         """By address."""
         self.segment, self.reserved_bytes, self.oversize_segments = Stat(), Stat(), Stat()
         self.num_device_alloc = self.num_device_free = 0
-        self.emit: EventSink = on_event or _unheard
+        self.emit: EventSink = on_event or nothing
         self.can_take: Callable[[int], bool] | None = None
         """Decides instead of capacity_bytes whether memory can be had (a replay knows it from the trace)."""
         self._new_address = new_address

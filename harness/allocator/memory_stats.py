@@ -1,5 +1,6 @@
 """What the allocator model holds and has counted, in the shapes that torch.cuda gives. No torch."""
 
+from itertools import groupby
 from typing import Any
 
 from harness.allocator.allocator import Allocator
@@ -84,16 +85,9 @@ def snapshot_segments(allocator: Allocator) -> list[dict[str, Any]]:
     """
     segments: list[dict[str, Any]] = []
     for segment in allocator.device.segments.values():
-        block: Block | None = segment.head
-        while block is not None:
-            if block.mapped:
-                blocks: list[Block] = []
-                while block is not None and block.mapped:
-                    blocks.append(block)
-                    block = block.next
-                segments.append(_segment(blocks))
-            else:
-                block = block.next
+        for mapped, blocks in groupby(segment.blocks(), key=lambda block: block.mapped):
+            if mapped:
+                segments.append(_segment([*blocks]))
     return sorted(segments, key=lambda segment: segment["address"])
 
 

@@ -89,11 +89,8 @@ def _add_other_ways(
         other, _ = simulate(recipe, hardware, settings, rank=rank, after=AfterStep(way), explain_oom=False)
         found = other.evaluation
         assert found is not None
-        stats.logits_bytes, stats.logits_dtype = (
-            (stats.logits_bytes, stats.logits_dtype)
-            if stats.logits_bytes is not None
-            else (found.logits_bytes, found.logits_dtype)
-        )
+        if stats.logits_bytes is None:
+            stats.logits_bytes, stats.logits_dtype = found.logits_bytes, found.logits_dtype
         stats.instead.append(
             EvaluationWay(
                 accumulation_steps=way.accumulation_steps,

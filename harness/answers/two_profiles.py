@@ -14,7 +14,7 @@ from harness.answers.comparison import described, different_fields, quantities, 
 from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.recipe import Recipe, recipe_yaml
-from harness.snapshot import module_of_its_kind, place, read_snapshot, recording_of
+from harness.snapshot import by_kind_of_module, place, read_snapshot, recording_of
 from harness.step_profile import (
     PHASES_BETWEEN_STEPS,
     PhaseStats,
@@ -136,7 +136,7 @@ def diff_profiles(first: StepProfile, second: StepProfile) -> ProfileDiff:
     known = [_bytes(profile) for profile in (first, second)]
     places = dict.fromkeys([*known[0], *known[1]])
     peak, *rest = (Difference(*key, known[0].get(key), known[1].get(key)) for key in places)
-    modules = [_by_kind(profile) for profile in (first, second)]
+    modules = [by_kind_of_module(p.memory.at_peak_by_module or {}) for p in (first, second)]
     changes = [
         Difference("module", name, modules[0].get(name, 0), modules[1].get(name, 0))
         for name in (set(modules[0]) | set(modules[1]) if all(modules) else ())
@@ -190,13 +190,6 @@ def _bytes(profile: StepProfile) -> dict[tuple[str, str], int | None]:
     }
     for name in PHASES_BETWEEN_STEPS:
         found[name, "peak"] = profile.phases.get(name, PhaseStats()).peak_allocated_bytes
-    return found
-
-
-def _by_kind(profile: StepProfile) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for module, size_bytes in (profile.memory.at_peak_by_module or {}).items():
-        found[module_of_its_kind(module)] += size_bytes
     return found
 
 

@@ -47,6 +47,16 @@ def _with_special_floats(found: dict[str, Any]) -> Any:
     return found
 
 
+def checked_count(origin: str, name: str, value: Any, least: int, most: int) -> int:
+    """`value`, which a field has. Raises InputError naming `origin` and the field for no such count."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InputError(
+            f"model: {origin}: {name} is {value!r:.60}; it must be a whole number of at least {least} and at "
+            f"most {most:,}."
+        )
+    return value
+
+
 def check_counts(config: Mapping[str, Any], origin: str) -> None:
     """Raise InputError naming `origin`, the field and its value for a size that no model can have.
 
@@ -57,12 +67,7 @@ def check_counts(config: Mapping[str, Any], origin: str) -> None:
         if value is None or isinstance(value, list | dict):
             continue
         least = 0 if name in EXPERTS else 1  # a family with experts has members without
-        most = MOST_LAYERS if name in LAYERS else LARGEST_COUNT
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise InputError(
-                f"model: {origin}: {name} is {value!r:.60}; it must be a whole number of at least {least} "
-                f"and at most {most:,}."
-            )
+        checked_count(origin, name, value, least, MOST_LAYERS if name in LAYERS else LARGEST_COUNT)
     heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
         raise InputError(

@@ -5,6 +5,7 @@ importing one imports torch, which takes seconds.
 """
 
 import ast
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,14 +50,12 @@ def _literals(node: ast.ClassDef) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for line in node.body:
         match line:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if value:
-                pass
-            case ast.AnnAssign(target=ast.Name(id=name), value=value) if value:
-                pass
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                with suppress(ValueError):  # computed, as a sum or a list of layers
+                    values[name] = ast.literal_eval(value)
             case _:
-                continue
-        try:
-            values[name] = ast.literal_eval(value)
-        except ValueError:  # computed, as a sum or a list of layers
-            continue
+                pass
     return values

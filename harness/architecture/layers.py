@@ -90,11 +90,8 @@ def _mixing(shape: ModelShape, mixer: str) -> list[Matrix]:
             made = 2 * inner
             between = [Matrix("rg_lru.gates", inner, 2 * inner // shape.heads, "router")]
     name = _STATES.get(mixer, "mixer")
-    first, last = (
-        Matrix(f"{name}.in_proj", hidden, made, "in"),
-        Matrix(f"{name}.out_proj", inner, hidden, "out"),
-    )
-    return [first, *between, last]
+    first = Matrix(f"{name}.in_proj", hidden, made, "in")
+    return [first, *between, Matrix(f"{name}.out_proj", inner, hidden, "out")]
 
 
 def _attention(shape: ModelShape) -> list[Matrix]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from harness.architecture.config_file import LARGEST_COUNT, MOST_LAYERS, read_config
+from harness.architecture.config_file import LARGEST_COUNT, MOST_LAYERS, checked_count, read_config
 from harness.architecture.family import family_defaults
 from harness.architecture.model_id import find_config
 from harness.architecture.tower import tower_elements
@@ -225,12 +225,7 @@ class _Reader:
         if isinstance(value, list) and value:  # one for each layer: their mean
             numbers = [n for n in cast("list[Any]", value) if isinstance(n, int)]
             value = sum(numbers) // max(1, len(numbers))
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise InputError(
-                f"model: {self.origin}: {name} is {value!r:.60}; it must be a whole number of at least "
-                f"{least} and at most {most:,}."
-            )
-        return value
+        return checked_count(self.origin, name, value, least, most)
 
     def size(self, name: str) -> int:
         """A count that may be missing: 0."""

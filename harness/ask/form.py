@@ -93,17 +93,14 @@ def _field(name: str) -> dict[str, Any]:
     """One field as a page draws it: a switch, a choice, several of some, a number, or text."""
     schema = _schema(name)
     options = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
-    kind = (
-        "choice"
-        if _choices(name)
-        else "number"
-        if options[0].get("type") in ("integer", "number")
-        else "text"
-    )
     if schema.get("type") == "boolean":
         kind = "switch"
     elif schema.get("type") == "array":
         kind = "several"
+    elif _choices(name):
+        kind = "choice"
+    else:
+        kind = "number" if options[0].get("type") in ("integer", "number") else "text"
     whole = options[0].get("type") == "integer"
     numbers = {
         "least": options[0].get("minimum", options[0].get("exclusiveMinimum", 0) + whole),

@@ -24,13 +24,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from harness.checkpoint.divided import agreed, read_together, write_together
-from harness.checkpoint.same_recipe import SavedState, content_of, library_versions, refuse_another_recipe
+from harness.checkpoint.same_recipe import SavedState, content_of, refuse_another_recipe
 from harness.checkpoint.tree import put_together, take_apart
 from harness.errors import InputError, is_out_of_memory
 from harness.observe import model_tensors
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder import steps_done_of, verify, write_checkpoint
-from harness.system import read_whole
+from harness.system import installed_versions, read_whole
 from harness.training import Batches, Training, on_host, restore_state
 
 SAMPLED = 256
@@ -165,7 +165,7 @@ def _saved_state(
         recipe=recipe.model_dump(mode="json"),
         content=content_of(recipe),
         frozen=frozen,
-        versions=dict(library_versions()),
+        versions=installed_versions(),
         state=document,
     )
 

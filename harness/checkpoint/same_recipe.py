@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from harness.architecture import config_here
 from harness.errors import InputError
 from harness.recipe import Recipe, fields_that_change, shown
-from harness.system import PACKAGES, installed_version
 
 MAY_CHANGE = fields_that_change("run")
 """Recipe fields that change nothing about a step's values. All others must be as they were."""
@@ -44,12 +42,6 @@ class SavedState(BaseModel):
         if len(self.losses) != self.steps_done:
             raise ValueError("losses and steps_done do not agree")
         return self
-
-
-@cache
-def library_versions() -> dict[str, str]:
-    """The installed versions, by package."""
-    return {name: found for name in PACKAGES if (found := installed_version(name)) is not None}
 
 
 def content_of(recipe: Recipe) -> dict[str, str | None]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.errors import InputError
 from harness.recipe import Recipe, load_recipe, recipe_names
 
 if TYPE_CHECKING:
@@ -92,6 +93,14 @@ FullStateDict = Annotated[
 def paragraphs(lines: str) -> str:
     """Each line apart from the next: of what stands below a command's options, typer joins others."""
     return lines.replace("\n", "\n\n")
+
+
+def one_of(options: dict[str, bool]) -> str | None:
+    """The option that is given. Raises InputError for two."""
+    given = [name for name, is_given in options.items() if is_given]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} exclude each other. Give one of them.")
+    return given[0] if given else None
 
 
 def what_follows(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import InputError
-from harness.fit.device_choice import compare_hardware
+from harness.fit.device_choice import compare_hardware, number
 from harness.fit.offers import GIB, Offer, by_verdict
 from harness.recipe import Recipe, check_recipe, on_ranks
 
@@ -105,12 +105,14 @@ def _lines(name: str, found: Sequence[Cards], tokens: int) -> Iterator[str]:
     fewest = [cards for cards in map(_fewest, _by_device(found)) if cards]
     for cards in sorted(fewest, key=lambda cards: (cards.gpus, cards.offer.memory_bytes)):
         offer = cards.offer
+        spent = (cards.price_per_hour, 2, 9), (cards.cost_per_million_tokens, 3, 13)
+        if tokens:
+            spent = (cards.hours(tokens), 1, 9), (offer.cost(tokens), 2, 13)
         cells = [
             f"{offer.memory_bytes / GIB:9.1f}",
             f"{(offer.required_bytes or 0) / GIB:10.1f}",
-            f"{_number(cards.tokens_per_s, 0):>10}",
-            f"{_number(cards.hours(tokens), 1) if tokens else _number(cards.price_per_hour, 2):>9}",
-            f"{_number(offer.cost(tokens), 2) if tokens else _number(cards.cost_per_million_tokens, 3):>13}",
+            f"{number(cards.tokens_per_s, 1, 0):>10}",
+            *(f"{number(amount, 1, digits):>{width}}" for amount, digits, width in spent),
         ]
         yield f"  {f'{cards.gpus} × {offer.name}':<22} {' '.join(cells)}"
     none: dict[str, list[str]] = {}
@@ -146,7 +148,3 @@ def _by_device(found: Sequence[Cards]) -> list[list[Cards]]:
 def _fewest(cards: Sequence[Cards]) -> Cards | None:
     """The fewest cards of a device that fit."""
     return min((each for each in cards if each.offer.fits), key=lambda each: each.gpus, default=None)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"

@@ -6,6 +6,7 @@ By simulation, once for devices that run the same kernels; without torch where i
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from textwrap import wrap
 
 from harness.architecture import load_shape
@@ -59,7 +60,7 @@ def compare_hardware(
     """
     devices = all_hardware(prices)
     able = [device for device in devices if not device.lacks(recipe)]
-    warned: set[str] = set()
+    warn = cache(told)  # each line once
     offers = [unable(device, recipe) for device in devices if device not in able]
     kinds = changeable = every_kind = _by_kernels(able)
     if not by_arithmetic:
@@ -73,12 +74,12 @@ def compare_hardware(
         offers += small.values()
         all_at_once((_simulations(alike, told), recipe) for alike in kinds[AT_FIRST:])
     for alike in kinds:
-        offers += _offers(recipe, alike, told, warned, by_arithmetic)
+        offers += _offers(recipe, alike, told, warn, by_arithmetic)
     if best:
         found = {offer.name: offer for offer in best_offers(recipe, every_kind, told)}
         offers = [found.get(offer.name, offer) for offer in offers]
     elif not by_arithmetic:
-        offers = _with_neutral_change(recipe, offers, changeable, told, warned)
+        offers = _with_neutral_change(recipe, offers, changeable, told, warn)
 
     def order(offer: Offer) -> tuple[bool, float, bool, float]:
         cost, runs = offer.cost_per_million_tokens, offer.required_bytes is not None
@@ -120,7 +121,7 @@ def _with_neutral_change(
     offers: list[Offer],
     kinds: list[list[Hardware]],
     told: Callable[[str], None],
-    warned: set[str],
+    warn: Callable[[str], None],
 ) -> list[Offer]:
     """The offers, but of devices that a change which costs nothing makes large enough, with that change."""
     other = neutrally_changed(recipe)
@@ -140,7 +141,7 @@ def _with_neutral_change(
 
     hopeful = [alike for alike in kinds if any(may_fit(device) for device in alike)]
     all_at_once((_simulations(alike, told), other) for alike in hopeful)
-    found = [offer for alike in hopeful for offer in _offers(other, alike, told, warned, by_arithmetic=False)]
+    found = [offer for alike in hopeful for offer in _offers(other, alike, told, warn, by_arithmetic=False)]
     spelled = overrides(recipe, NEUTRAL)
     better: dict[str, Offer] = {}
     for offer in found:
@@ -161,22 +162,22 @@ def _by_kernels(devices: list[Hardware]) -> list[list[Hardware]]:
 
 
 def _offers(
-    recipe: Recipe, alike: list[Hardware], told: Callable[[str], None], warned: set[str], by_arithmetic: bool
+    recipe: Recipe,
+    alike: list[Hardware],
+    told: Callable[[str], None],
+    warn: Callable[[str], None],
+    by_arithmetic: bool,
 ) -> list[Offer]:
-    """Of devices that run the same kernels. `told` hears each warning once: `warned` has those it heard."""
+    """Of devices that run the same kernels."""
     if by_arithmetic:
         with suppress(InputError):
             return [estimated(recipe, device) for device in alike]
     simulations = _simulations(alike, told)
     try:
         for warning in simulations.timed(recipe).warnings:
-            if warning not in warned:
-                told(f"warning: {warning}")
-                warned.add(warning)
+            warn(f"warning: {warning}")
     except InputError as error:
-        if str(error) not in warned:
-            told(f"by arithmetic: {error}")
-            warned.add(str(error))
+        warn(f"by arithmetic: {error}")
         return [estimated(recipe, device) for device in alike]
     offers = [simulated(recipe, device, simulations) for device in alike]
     simulations.keep()
@@ -197,7 +198,7 @@ def render_table() -> str:
 def _sheet_line(hardware: Hardware) -> str:
     sheet = hardware.datasheet
     bf16, fp16, fp32 = (
-        _number(cited and cited.value, 1e-12, 1) for cited in map(sheet.flops.get, ("bf16", "fp16", "fp32"))
+        number(cited and cited.value, 1e-12, 1) for cited in map(sheet.flops.get, ("bf16", "fp16", "fp32"))
     )
     memory, bandwidth = hardware.memory_bytes / GIB, sheet.memory_bandwidth.value / 1e9
     return f"  {sheet.name:<17} {memory:10.1f} {bandwidth:7,.0f} {bf16:>13} {fp16:>8} {fp32:>8}"
@@ -224,19 +225,19 @@ def _lines(name: str, offers: list[Offer], units: str, tokens: int) -> Iterator[
         rows = f"{offer.micro_batch_size or '-'} {mark or ' '}"
         cells = [
             f"{offer.memory_bytes / GIB:5.1f}",
-            f"{_number(offer.required_bytes, 1 / GIB, 1):>5}",
+            f"{number(offer.required_bytes, 1 / GIB, 1):>5}",
             f"{_short(offer.tokens_per_s, 1_000_000):>7} {_range(offer):<15}",
             f"{rows if best else offer.bound or '-':>7}",
         ]
         if tokens:
             cells += [
-                f"{_number(offer.hours(tokens), 1, 1):>7}",
-                f"{_number(offer.cost(tokens), 1, 2):>6}",
+                f"{number(offer.hours(tokens), 1, 1):>7}",
+                f"{number(offer.cost(tokens), 1, 2):>6}",
             ]
         else:
             cells += [
-                f"{_number(offer.price_per_hour, 1, 2):>7}",
-                f"{_number(offer.cost_per_million_tokens, 1, 3):>6}",
+                f"{number(offer.price_per_hour, 1, 2):>7}",
+                f"{number(offer.cost_per_million_tokens, 1, 3):>6}",
             ]
         name = offer.name + ("" if best else mark) + ("?" if offer.tight else "")
         yield f"  {name:<19}{' '.join(cells)}"
@@ -292,10 +293,11 @@ def _range(offer: Offer) -> str:
     return f"({_short(low, 100_000)}-{_short(high, 100_000)})"
 
 
-def _short(number: float | None, limit: int) -> str:
+def _short(value: float | None, limit: int) -> str:
     """In thousands from `limit` on, so that it has room in its column."""
-    return _number(number, 1, 0) if (number or 0) < limit else f"{_number(number, 1e-3, 0)}k"
+    return number(value, 1, 0) if (value or 0) < limit else f"{number(value, 1e-3, 0)}k"
 
 
-def _number(value: float | None, factor: float, digits: int) -> str:
+def number(value: float | None, factor: float, digits: int) -> str:
+    """`value` times `factor` for a column; a dash for None."""
     return "-" if value is None else f"{value * factor:,.{digits}f}"

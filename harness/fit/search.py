@@ -44,15 +44,13 @@ class Fit:
     """Overrides with which it fits, as few and as cheap as were found; empty: none do."""
 
 
-def fit(
-    recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN, shape: ModelShape | None = None
-) -> Fit:
+def fit(recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN) -> Fit:
     """What of `recipe` fits `hardware` by arithmetic, leaving `margin` of its memory to fragmentation.
 
     Raises InputError for a margin that is not in [0, 1), and for what cannot be estimated.
     """
     limit = usable_bytes(hardware, margin)
-    shape = shape or load_shape(recipe.model)
+    shape = load_shape(recipe.model)
     price = by_arithmetic(hardware, shape)
     needed = price(recipe).required_bytes
     rows, tokens = (

@@ -15,12 +15,12 @@ the start, and releases gathered parameters when more than stage3_max_live_param
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 from harness.errors import CannotDivide, InputError
 from harness.fit.simulations import Simulations, all_at_once
-from harness.hardware import Hardware
+from harness.hardware import GPUS_PER_NODE, Hardware
 from harness.napkin import Memory, Moment, Sizes, Timing, estimate, ring, sent_bytes
 from harness.recipe import Recipe, check_recipe
 from harness.units import in_gib
@@ -68,7 +68,6 @@ STRATEGIES = (
     "FSDP2",
     "hybrid sharding",
 )
-GPUS_PER_NODE = 8
 BUCKET_BYTES = 25 * 2**20
 """Of DDP, its default."""
 ALONE: dict[str, Any] = {
@@ -216,8 +215,7 @@ def _simulated(
     """The rows as a simulation of rank 0 of each recipe has them. Equal recipes are simulated once."""
     new = partial(Simulations, hardware, told=told, few_layers=True)
     all_at_once((new(), recipe) for recipe in dict.fromkeys(r for _, r in rows))
-    simulations = new()
-    warned: set[str] = set()
+    simulations, warn = new(), cache(told)  # each warning once
     for row, recipe in rows:
         try:
             profile = simulations.timed(recipe)
@@ -228,9 +226,7 @@ def _simulated(
             yield replace(row, not_simulated=str(error))
             continue
         for warning in profile.warnings:
-            if warning not in warned:
-                told(f"warning: {warning}")
-                warned.add(warning)
+            warn(f"warning: {warning}")
         yield replace(
             row,
             peak_bytes=profile.memory.peak_allocated_bytes or 0,

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.fit.sharding import GPUS_PER_NODE, Refused, Sharded, bucket_note, strategies
-from harness.hardware import Hardware
+from harness.fit.sharding import Refused, Sharded, bucket_note, strategies
+from harness.hardware import GPUS_PER_NODE, Hardware
 from harness.napkin import estimate, warnings_of
 from harness.recipe import Recipe
 from harness.step_profile import NCCL_COMMUNICATOR

@@ -281,29 +281,28 @@ class Formula:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
-        pieces = [piece.as_json() for piece in self.pieces]
-        times = {asked: found.as_json() for asked, found in self.times.items()}
-        told = {
+        return {
+            "key": self.key,
+            "pieces": [piece.as_json() for piece in self.pieces],
             "warnings": self.warnings,
-            "times": times,
+            "times": {asked: found.as_json() for asked, found in self.times.items()},
             "host_bytes": self.host_bytes,
             "refused": self.refused,
+            "outcomes": self.outcomes,
         }
-        return {"key": self.key, "pieces": pieces, **told, "outcomes": self.outcomes}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Formula:
         """What `as_json` wrote. Raises whatever Python raises for anything else."""
-        pieces = [Piece.from_json(piece) for piece in document["pieces"]]
-        times = {asked: Times.from_json(found) for asked, found in document["times"].items()}
-        told = (
+        return cls(
+            document["key"],
+            [Piece.from_json(piece) for piece in document["pieces"]],
             document["warnings"],
-            times,
+            {asked: Times.from_json(found) for asked, found in document["times"].items()},
             document.get("host_bytes", {}),
             document["refused"],
             document["outcomes"],
         )
-        return cls(document["key"], pieces, *told)
 
 
 @cache

@@ -176,10 +176,6 @@ class RequestLog:
 
 def all_blocks(allocator: Allocator) -> tuple[tuple[int, int, bool], ...]:
     """(address, size, allocated) of every block: equal states do the same with equal requests."""
-    found: list[tuple[int, int, bool]] = []
-    for segment in allocator.device.segments.values():
-        block: Block | None = segment.head
-        while block is not None:
-            found.append((block.address, block.size, block.allocated))
-            block = block.next
-    return tuple(found)
+    segments = allocator.device.segments.values()
+    blocks = (block for segment in segments for block in segment.blocks())
+    return tuple((block.address, block.size, block.allocated) for block in blocks)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 
+from harness.units import ceil_div, round_up
+
 ALIGNMENT = 256  # util_temporary_storage.cuh, 80: each part of a scratch buffer starts at a multiple of it
 RADIX_BITS = 8
-SINGLE_TILE = (
-    256 * 9
-)  # SingleTilePolicy: 256 threads of 19 (device/dispatch/tuning/tuning_radix_sort.cuh, 957)
+# SingleTilePolicy: 256 threads of 19 (device/dispatch/tuning/tuning_radix_sort.cuh, 957)
+SINGLE_TILE = 256 * 9
 ROWS_PER_THREAD = 10  # NROWS_PER_THREAD in native/cuda/EmbeddingBackwardKernel.cu
 
 
@@ -42,14 +43,9 @@ def rule(function: Callable[..., int]) -> Callable[..., int]:
     return ruled
 
 
-def ceil_div(number: int, divisor: int) -> int:
-    """number / divisor, rounded up."""
-    return -(-number // divisor)
-
-
 def scratch(*parts_bytes: int) -> int:
     """cub's AliasTemporaries: parts rounded up to 256 B, and 255 B to align the first."""
-    return sum(ceil_div(part, ALIGNMENT) * ALIGNMENT for part in parts_bytes) + ALIGNMENT - 1
+    return sum(round_up(part, ALIGNMENT) for part in parts_bytes) + ALIGNMENT - 1
 
 
 @rule

@@ -13,6 +13,7 @@ from harness.formula.expression import Factors, Point, Sum
 from harness.formula.outcome import ROUNDED_TO
 from harness.formula.piece import Piece, Size
 from harness.formula.request_log import DIED, Label
+from harness.units import round_up
 
 ELEMENT_BYTES = (2, 4, 1, 8)
 """How many bytes an element may have, the likeliest first."""
@@ -58,7 +59,7 @@ def terms_at_peak(piece: Piece, point: Point) -> Terms:
         if size_bytes == DIED:
             now -= sizes.pop(key)
         else:
-            sizes[key] = _in_blocks(size_bytes)
+            sizes[key] = round_up(size_bytes, ROUNDED_TO)
             now += sizes[key]
         if index >= start and now > peak:
             peak, peak_event = now, index
@@ -78,12 +79,8 @@ def _grouped(piece: Piece, point: Point, alive: set[int]) -> list[Term]:
     for (label, column), count in kinds.items():
         size = piece.columns[column]
         size_bytes = size.at(point)
-        terms.append(Term(*label, count, size, count * size_bytes, count * _in_blocks(size_bytes)))
+        terms.append(Term(*label, count, size, count * size_bytes, count * round_up(size_bytes, ROUNDED_TO)))
     return sorted(terms, key=lambda term: -term.rounded_bytes)
-
-
-def _in_blocks(size_bytes: int) -> int:
-    return -(-size_bytes // ROUNDED_TO) * ROUNDED_TO
 
 
 def in_dimensions(size: Size, names: Mapping[str, int]) -> str:

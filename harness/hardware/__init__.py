@@ -26,6 +26,5 @@ from harness.hardware.roofline import (
     collective_s,
     machine_balance,
     sent_share,
-    transfer_s,
 )
 from harness.hardware.table import TABLE_NAMES, threads_per_sm

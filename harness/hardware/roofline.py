@@ -47,10 +47,12 @@ def collective_s(
     return sent_share(kind, count) * size_bytes / link
 
 
-def sent_share(kind: Collective, count: int) -> float:
+def sent_share(kind: str, count: int) -> float:
     """What each of `count` ranks sends, as a share of the whole. Times bytes, by seconds: nccl-tests' bus
     bandwidth."""
-    return {"all_reduce": 2.0, "broadcast": count / (count - 1)}.get(kind, 1.0) * (count - 1) / count
+    if kind in ("send_recv", "broadcast"):
+        return 1.0
+    return (2.0 if kind == "all_reduce" else 1.0) * (count - 1) / count
 
 
 Bound = Literal["compute", "memory", "host"]
@@ -107,11 +109,6 @@ class Time:
         if self.host_s > self.device_s:
             return "host"
         return "compute" if self.computing_s > self.device_s / 2 else "memory"
-
-
-def transfer_s(bytes_moved: int, hardware: Hardware) -> float:
-    """Seconds to move bytes over the host link, in one direction, from or to pinned memory."""
-    return bytes_moved / (hardware.datasheet.host_link.value * hardware.calibration.host_link_fraction)
 
 
 def arithmetic_intensity(works: list[Work]) -> float:

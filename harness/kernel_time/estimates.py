@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from harness.hardware import Hardware
+from harness.hardware import Hardware, sent_share
 from harness.kernel_time.fused_attention import Direction, attention_flops, attention_s
 from harness.kernel_time.memory_kernels import memory_s
 from harness.kernel_time.numbers import SCALARS
@@ -44,15 +44,6 @@ START_A_NODE_US = 6.0
 
 ELEMENT_BYTES = {"fp32": (4.0, 4.0), "bf16": (2.0, 2.0), "fp16": (2.0, 2.0), "fp8": (1.0, 2.0)}
 """Of a product's factors and of its result."""
-
-Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "send_recv"]
-
-
-def wire_share(kind: str, ranks: int) -> float:
-    """What each rank sends, as a share of the whole."""
-    if kind in ("send_recv", "broadcast"):
-        return 1.0
-    return (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
 
 
 def wire_s(fitted: Mapping[str, float], sent_bytes: Any) -> Any:
@@ -148,7 +139,7 @@ def attention(
 
 
 def memory(hardware: Hardware, kind: str, bytes_moved: float, launches: int = 1) -> float:
-    """Seconds of kernels that wait for memory: `kind` as harness/kernel_time/memory_kernels.py lists them."""
+    """Seconds of kernels that wait for memory: `kind` as LIKE names them (kernel_time/memory_kernels.py)."""
     calibration = hardware.calibration
     if calibration.memory_fraction is not None:
         return bytes_moved / _flat_bandwidth(hardware)
@@ -179,7 +170,7 @@ def collective(
     if ranks < 2 or size_bytes <= 0:
         return 0.0
     groups = document()["links"]
-    sent = wire_share(kind, ranks) * size_bytes
+    sent = sent_share(kind, ranks) * size_bytes
     name, together, scale = (links, str(ranks), 1.0) if links else _links(hardware, ranks_per_node)
     if ranks <= ranks_per_node:
         fitted = group_of(groups[name], kind, together)

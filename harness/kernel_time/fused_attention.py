@@ -11,7 +11,6 @@ times the FLOPs of the forward one (the scores again, and four products).
 from collections.abc import Mapping
 from typing import Literal
 
-Kernel = Literal["flash1", "flash2", "flash3", "cudnn", "efficient"]
 Direction = Literal["forward", "backward"]
 
 SMALLEST = 64

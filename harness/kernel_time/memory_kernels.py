@@ -8,24 +8,9 @@ on an architecture take the share of those that are most like them.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from harness.kernel_time.numbers import Numbers
-
-Kind = Literal[
-    "elementwise",
-    "norm",
-    "softmax",
-    "reduction",
-    "embedding",
-    "cross_entropy",
-    "optimizer",
-    "dequantize",
-    "copy",
-    "gated_vllm",
-    "norm_vllm",
-]
-"""The last two are vLLM's kernels, which are measured for what they are and run in no recipe."""
 
 LIKE: dict[str, str] = {
     "reduction": "elementwise",
@@ -35,7 +20,8 @@ LIKE: dict[str, str] = {
     "dequantize": "elementwise",
     "copy": "elementwise",
 }
-"""A kind that nobody measured, and the one that is most like it."""
+"""A kind that nobody measured, and the one that is most like it. Beside these there are norm, and vLLM's
+gated_vllm and norm_vllm, which are measured for what they are and run in no recipe."""
 
 
 def memory_s(

@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 
 from harness.kernel_time.numbers import Numbers
 
-TILES: tuple[tuple[int, int, int], ...] = (
+Tile = tuple[int, int, int]
+Sizes = tuple[Any, Any, Any, Any]
+"""Of `batch` products of m x k and k x n: m, n, k and batch."""
+TILES: tuple[Tile, ...] = (
     (256, 128, 1),
     (128, 256, 1),
     (128, 128, 1),
@@ -65,7 +68,7 @@ class Chip(NamedTuple):
     l2_bytes: float
 
 
-def tile_name(tile: tuple[int, int, int]) -> str:
+def tile_name(tile: Tile) -> str:
     """As the parameters call its rate: "128x64x2"."""
     return "x".join(map(str, tile))
 
@@ -102,8 +105,9 @@ def product_s(
         if rate <= 0:
             continue
         for splits in SPLITS:
-            busy = _busy_s(numbers, chip, fitted, tile, splits, rate, m, n, k, batch)
-            again = _read_again(numbers, chip, fitted, tile, splits, m, n, k, batch, element_bytes, factors)
+            busy = _busy_s(numbers, chip, fitted, tile, splits, rate, (m, n, k, batch))
+            read = element_bytes * _read_again(numbers, chip, fitted, tile, splits, (m, n, k, batch))
+            again = numbers.maximum(read, factors)
             memory = (factors + (again - factors) * missed + result) / memory_rate
             larger = numbers.maximum(busy, memory)
             power = 1 + fitted["overlap"]
@@ -127,19 +131,10 @@ def product_s(
 
 
 def _busy_s(
-    numbers: Numbers,
-    chip: Chip,
-    fitted: Mapping[str, Any],
-    tile: tuple[int, int, int],
-    splits: int,
-    rate: Any,
-    m: Any,
-    n: Any,
-    k: Any,
-    batch: Any,
+    numbers: Numbers, chip: Chip, fitted: Mapping[str, Any], tile: Tile, splits: int, rate: Any, sizes: Sizes
 ) -> Any:
     """What the multiprocessor with the most tiles computes."""
-    rows, columns, together = tile
+    (rows, columns, together), (m, n, k, batch) = tile, sizes
     tiles = numbers.ceil(m / rows) * numbers.ceil(n / columns) * batch * splits
     one_s = 2.0 * rows * columns * (k / splits) * chip.sm_count / (chip.flops_per_s * rate)
     waves = numbers.ceil(tiles / (chip.sm_count * together) - 1e-9)
@@ -158,24 +153,13 @@ def _busy_s(
 
 
 def _read_again(
-    numbers: Numbers,
-    chip: Chip,
-    fitted: Mapping[str, Any],
-    tile: tuple[int, int, int],
-    splits: int,
-    m: Any,
-    n: Any,
-    k: Any,
-    batch: Any,
-    element_bytes: float,
-    factors: Any,
+    numbers: Numbers, chip: Chip, fitted: Mapping[str, Any], tile: Tile, splits: int, sizes: Sizes
 ) -> Any:
-    """Bytes of both factors that the waves read, when the cache keeps nothing from one to the next: a wave
+    """Elements of both factors that the waves read, when the cache keeps nothing from one to the next: a wave
     is `swizzle` tiles high and as wide as is left."""
-    rows, columns, together = tile
+    (rows, columns, together), (m, n, k, batch) = tile, sizes
     down, across = numbers.ceil(m / rows), numbers.ceil(n / columns)
     at_once = numbers.minimum(down * across * splits, float(chip.sm_count * together))
     high = numbers.minimum(down, 1 + fitted["swizzle"])
     wide = numbers.maximum(1.0, numbers.minimum(across, at_once / high))
-    read = element_bytes * batch * down * across * k * (rows / wide + columns / high)
-    return numbers.maximum(read, factors)
+    return batch * down * across * k * (rows / wide + columns / high)

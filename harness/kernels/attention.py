@@ -11,8 +11,9 @@ from harness.kernels.attention_choice import HALF_DTYPES
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import kernel
 from harness.kernels.reductions import Kernel, reduce
-from harness.kernels.script import Script, ceil_div, round_up, size_of
+from harness.kernels.script import Script, size_of
 from harness.system import TorchRelease
+from harness.units import ceil_div, round_up
 
 FLOAT_BYTES = 4
 CUDNN_ALIGNMENT_BYTES = 128

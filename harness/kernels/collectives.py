@@ -13,8 +13,9 @@ from torch import Tensor
 
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import declare, kernel, returns_first, returns_nothing
-from harness.kernels.script import Script, ceil_div, round_up
+from harness.kernels.script import Script
 from harness.training import is_dense
+from harness.units import ceil_div, round_up
 
 BLOCK_BYTES = 128 * 16
 """cuda/TensorShape.cu: BLOCK_SIZE threads copy BYTES_PER_THREAD each."""
@@ -49,10 +50,8 @@ def copy_out(
     script.briefly(ADDRESS_BYTES * (4 * len(sizes) + 1 + blocks))
 
 
-@kernel("fsdp::chunk_cat", result=returns_nothing)
-@kernel(
-    "fsdp::chunk_cat_mixed_dtype", result=returns_nothing
-)  # since 2.15: the same for gradients of one dtype
+# chunk_cat_mixed_dtype since 2.15: the same for gradients of one dtype
+@kernel("fsdp::chunk_cat fsdp::chunk_cat_mixed_dtype", result=returns_nothing)
 def copy_in(script: Script, tensors: Sequence[Tensor], dim: int, num_chunks: int, out: Tensor) -> None:
     """cuda/TensorShape.cu, get_chunk_cat_metadata: seven lists of integers, one with an entry a block. Of
     other dtypes than bf16 to fp32 it is native/TensorShape.cpp, _pad_chunk: filled-up copies of what the

@@ -8,7 +8,8 @@ from torch import Tensor
 from harness.kernels.attention import FLOAT_BYTES, flash_head_dim, flash_splits
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import kernel
-from harness.kernels.script import Script, ceil_div, round_up, size_of
+from harness.kernels.script import Script, size_of
+from harness.units import ceil_div, round_up
 
 WIDTHS_3 = (64, 96, 128, 192, 256)
 """Head dims flash-attn 3 has kernels for (round_up_headdim)."""

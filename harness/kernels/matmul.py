@@ -8,7 +8,8 @@ from torch import Tensor
 
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import kernel
-from harness.kernels.script import Script, round_up, size_of
+from harness.kernels.script import Script, size_of
+from harness.units import round_up
 
 TMA_DESCRIPTOR_BYTES = 128  # sizeof(CUtensorMap)
 

@@ -15,8 +15,11 @@ from torch import Tensor
 
 from harness.formula import MAX_VALUES_PER_THREAD, reduction_staging
 from harness.kernels.gpu import Gpu
-from harness.kernels.script import Script, ceil_div
+from harness.kernels.script import Script
+from harness.units import ceil_div
 
+Dims = int | Sequence[int] | None
+"""Dimensions as operators are given them; none of them: all."""
 MAX_THREADS = 512  # mnt_wrapper
 WARP = 32
 INT32_MAX = 2**31 - 1
@@ -43,9 +46,9 @@ class Dim:
 
 
 def reduce(
-    script: Script, input: Tensor, dims: Sequence[int], out_dtype: torch.dtype, kernel: Kernel, gpu: Gpu
+    script: Script, input: Tensor, dims: Dims, out_dtype: torch.dtype, kernel: Kernel, gpu: Gpu
 ) -> None:
-    """What one reduction of `input` over `dims` (none: all) takes and frees; its output is there already."""
+    """What one reduction of `input` over `dims` takes and frees; its output is there already."""
     if input.numel() == 0:
         return
     iterator = iterator_dims(input, dims, out_dtype)
@@ -63,9 +66,10 @@ def reduce(
     script.free(accumulator)
 
 
-def iterator_dims(input: Tensor, dims: Sequence[int], out_dtype: torch.dtype) -> list[Dim]:
+def iterator_dims(input: Tensor, dims: Dims, out_dtype: torch.dtype) -> list[Dim]:
     """Dimensions as TensorIterator leaves them: reduced first, then by stride, neighbours merged."""
     rank = input.dim()
+    dims = [dims] if isinstance(dims, int) else dims
     reduced = {d % rank for d in dims} if dims else set(range(rank))
     strides, stride = [0] * rank, out_dtype.itemsize
     for d in reversed(range(rank)):  # the output is contiguous, with stride 0 where it was reduced

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import kernel
-from harness.kernels.reductions import Kernel, reduce
-from harness.kernels.script import Script, ceil_div, size_of
+from harness.kernels.reductions import Dims, Kernel, reduce
+from harness.kernels.script import Script, size_of
+from harness.units import ceil_div
 
 LOWP = (torch.float16, torch.bfloat16)
 FOREACH_CHUNK = 65536  # kChunkSize in cuda/MultiTensorApply.cuh
@@ -21,7 +22,7 @@ Outputs = Sequence[Any]
 
 
 @kernel("sum mean")
-def sums(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: Sequence[int] | None = None) -> None:
+def sums(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: Dims = None) -> None:
     """native/ReduceOps.cpp and ReduceOpsUtils.h, make_reduction_from_out_ty: the input is converted to the
     output's dtype first, except 16-bit inputs summed in fp32.
     """
@@ -31,31 +32,23 @@ def sums(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: Sequence
     if self.dtype != dtype and not (self.dtype in LOWP and dtype == torch.float32):
         converted = script.take(size_of(self, dtype))
         self = torch.empty_like(self, dtype=dtype)
-    reduce(script, self, dim or (), dtype, Kernel(max(4, dtype.itemsize)), gpu)
+    reduce(script, self, dim, dtype, Kernel(max(4, dtype.itemsize)), gpu)
     script.free(converted)
 
 
-@kernel("linalg_vector_norm")
-def norm(script: Script, self: Tensor, dim: Sequence[int] | None, outputs: Outputs, gpu: Gpu) -> None:
-    """cuda/ReduceNormKernel.cu."""
+@kernel("linalg_vector_norm prod")
+def norm_or_product(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: Dims = None) -> None:
+    """cuda/ReduceNormKernel.cu, cuda/ReduceSumProdKernel.cu."""
     dtype = outputs[0].dtype
     script.output(0)
-    reduce(script, self, dim or (), dtype, Kernel(max(4, dtype.itemsize)), gpu)
-
-
-@kernel("prod")
-def product(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: int | None = None) -> None:
-    """cuda/ReduceSumProdKernel.cu."""
-    script.output(0)
-    dtype = outputs[0].dtype
-    reduce(script, self, () if dim is None else (dim,), dtype, Kernel(max(4, dtype.itemsize)), gpu)
+    reduce(script, self, dim, dtype, Kernel(max(4, dtype.itemsize)), gpu)
 
 
 @kernel("all any _is_all_true")
-def all_any(script: Script, self: Tensor, gpu: Gpu, dim: int | Sequence[int] | None = None) -> None:
+def all_any(script: Script, self: Tensor, gpu: Gpu, dim: Dims = None) -> None:
     """cuda/ReduceLogicKernel.cu."""
     script.output(0)
-    reduce(script, self, [dim] if isinstance(dim, int) else dim or (), torch.bool, Kernel(1), gpu)
+    reduce(script, self, dim, torch.bool, Kernel(1), gpu)
 
 
 @kernel("amax max min")
@@ -71,15 +64,15 @@ def extreme(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: Any =
     if dim is None and not self.is_contiguous():
         copy = script.take(size_of(self))
         self = torch.empty_like(self, memory_format=torch.contiguous_format)
-    reduce(script, self, dim or (), self.dtype, Kernel(self.dtype.itemsize), gpu)
+    reduce(script, self, dim, self.dtype, Kernel(self.dtype.itemsize), gpu)
     script.free(copy)
 
 
 @kernel("argmax")
-def place_of_largest(script: Script, self: Tensor, gpu: Gpu, dim: int | None = None) -> None:
+def place_of_largest(script: Script, self: Tensor, gpu: Gpu, dim: Dims = None) -> None:
     """cuda/ReduceArgMaxKernel.cu: a value and its place, as int64, are staged."""
     script.output(0)
-    reduce(script, self, () if dim is None else (dim,), torch.int64, Kernel(16), gpu)
+    reduce(script, self, dim, torch.int64, Kernel(16), gpu)
 
 
 @kernel("logsumexp")

@@ -83,13 +83,3 @@ class Script:
 def size_of(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
     """Bytes of a contiguous copy of `tensor`, in its own dtype unless told."""
     return tensor.numel() * (dtype or tensor.dtype).itemsize
-
-
-def ceil_div(number: int, divisor: int) -> int:
-    """number / divisor, rounded up."""
-    return -(-number // divisor)
-
-
-def round_up(number: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is not below `number`."""
-    return ceil_div(number, multiple) * multiple

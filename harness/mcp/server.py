@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError, InputError, MissingDependency
+from harness.errors import HarnessError, InputError, needed
 from harness.mcp.folders import Folders
 from harness.mcp.questions import Questions
 from harness.system import recipes_folder
@@ -37,12 +37,10 @@ def serve(folders: Sequence[Path]) -> None:
     questions = Questions(Folders(folders, recipes_folder()))
     os.environ.update(OFFLINE | LEAVES_NOTHING)
     sys.dont_write_bytecode = True
-    try:
+    with needed("mcp", "mcp", "`harness mcp`"):
         from mcp.server.mcpserver import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
         from mcp_types import ToolAnnotations
-    except ImportError:
-        raise MissingDependency("mcp", "mcp", "`harness mcp`") from None
     from harness.version import __version__
 
     server = MCPServer("harness", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")

@@ -125,13 +125,9 @@ class CpuObserver(DeviceObserver):
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
         self._ran_out = self._recording.last_event
         tried = re.search(r"tried to allocate (\d+) bytes", str(error))  # c10/core/impl/alloc_cpu.cpp
-        requested_bytes = int(tried[1]) if tried else None
-        asked_at, what = failed_request(error, requested_bytes)
         return OutOfMemoryReport(
             phase=phase,
-            requested_bytes=requested_bytes,
-            requested_is=what,
-            requested_at=asked_at,
+            **failed_request(error, int(tried[1]) if tried else None),
             free_bytes=psutil.virtual_memory().available,
         )
 

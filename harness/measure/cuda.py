@@ -225,13 +225,9 @@ class CudaObserver(DeviceObserver):
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
         """Without history the request is as rounded as torch's message has it."""
         free_bytes, reserved_unallocated_bytes = self._at_shortage or self._free_bytes()
-        requested_bytes = self._failed_request() or requested_in(str(error))
-        asked_at, what = failed_request(error, requested_bytes)
         return OutOfMemoryReport(
             phase=phase,
-            requested_bytes=requested_bytes,
-            requested_is=what,
-            requested_at=asked_at,
+            **failed_request(error, self._failed_request() or requested_in(str(error))),
             free_bytes=free_bytes,
             reserved_unallocated_bytes=reserved_unallocated_bytes,
         )

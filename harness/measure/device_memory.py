@@ -10,7 +10,7 @@ which call what is replaced here, the one place that does. Written against torch
 import inspect
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -207,15 +207,10 @@ class _Between:
         return shown
 
 
+@cache
 def _between() -> _Between:
     """The one of this process."""
-    global _of_this_process
-    if _of_this_process is None:
-        _of_this_process = _Between()
-    return _of_this_process
-
-
-_of_this_process: _Between | None = None
+    return _Between()
 
 
 def _replaced(place: Any, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:

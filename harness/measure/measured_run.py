@@ -301,7 +301,6 @@ class MeasuredRun:
         tokens_per_s = self.recipe.global_tokens_per_step / times_s["step"] if times_s else None
         line = log_line(step.index, step.kind, step.num_tokens, None if self.emulated else loss, times_s)
         if not math.isfinite(loss) and not self.emulated:  # of a device that computes nothing it says nothing
-            line["not_finite"] = str(loss)
             self._went_wrong(step, "forward", str(loss), partial(self._origin_of_loss, step, training))
         if training.scaler is not None:
             line["loss_scale"] = self.loss_scale = training.scaler.get_scale()

@@ -64,14 +64,11 @@ class Sizes:
             again = acts.recomputes * max(sum_of(acts.kept_by(block)) - sum_of(acts.made_once(block)), 0)
             again //= recipe.forward_passes
             self.kept.append((block.count, sum_of(acts.kept_until_backward(block)), again))
-        self.kept_by_loss, self.kept_by_blocks = (
-            sum_of(acts.kept_by_loss),
-            sum(n * kept for n, kept, _ in self.kept),
-        )
+        self.kept_by_loss = sum_of(acts.kept_by_loss)
+        self.kept_by_blocks = sum(n * kept for n, kept, _ in self.kept)
         quantized = (w.elements for w in self.in_blocks if w.quantized)
-        self.quantizing_bytes = SIZES[built.made_dtype] * max(
-            quantized, default=0
-        )  # in setup, one layer whole
+        self.quantizing_bytes = SIZES[built.made_dtype] * max(quantized, default=0)
+        """In setup, of one layer that is whole."""
         in_fp8 = {matrix.name for _, matrix in built.matrices if built.in_fp8(matrix)}
         wide = [w for w in self.in_blocks if w.matrix and w.dtype == "fp32" and w.name not in in_fp8]
         stay = sum(w.elements * w.count for w in wide if w.trained or not acts.recomputes)
@@ -90,9 +87,8 @@ class Sizes:
         step, kept = self.optimizer, self.kept_by_blocks + self.kept_by_loss
         states = {"gradients": step.gradient_bytes, "optimizer state": step.state_bytes + step.copy_bytes}
         parts = {"parameters": self.parameter_bytes} if self.away else {}
-        parts |= (
-            {**states, "the optimizer's temporaries": step.step_bytes} if self.recipe.steps_on_host else {}
-        )
+        if self.recipe.steps_on_host:
+            parts |= {**states, "the optimizer's temporaries": step.step_bytes}
         return parts | ({"activations": kept} if self.recipe.activations_on_host else {})
 
 
@@ -126,9 +122,8 @@ class Memory:
         leaves = step.in_backward or sizes.away or (earlier > 0 and not whole)
         head = units.own_made if whole else sizes.head_bytes * trains
         outer = units.own_made if whole else sum(w.elements * width for w in sizes.outer if w.trained)
-        made, stays = (
-            (0, 0) if leaves else (sizes.gradient_bytes, head)
-        )  # all of them; the head's, from the start
+        # all of them; the head's, from the start
+        made, stays = (0, 0) if leaves else (sizes.gradient_bytes, head)
         stays = head if recipe.parameters_on_host else stays
         largest = max((w.size_bytes for w in sizes.in_blocks if w.trained), default=0)
         stepped = largest * (1 + step.share) if leaves else 0  # of one weight at a time

@@ -48,9 +48,8 @@ class OptimizerMemory:
         self.recipe, self.trained = recipe, trained
         self.name, self.implementation = recipe.optimizer, recipe.optimizer_impl
         self.in_backward = recipe.optimizer_in_backward  # and each gradient freed when its weight is stepped
-        self.width = {
-            w.dtype: 4 if recipe.master_weights else SIZES[w.dtype] for w in trained
-        }  # of an element
+        self.width = {w.dtype: 4 if recipe.master_weights else SIZES[w.dtype] for w in trained}
+        """Bytes of an element."""
         within = [w for w in trained if w.matrix and w.stacked == 1 and w.name not in OUTER]
         self.hidden = within if recipe.by_muon else []
         """What Muon steps; the others are AdamW's."""

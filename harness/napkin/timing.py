@@ -11,7 +11,7 @@ from functools import cached_property
 import harness.hardware as device
 from harness.architecture import Matrix, matrices_of
 from harness.hardware import Work
-from harness.kernel_time import time_of
+from harness.kernel_time import time_of, transfer
 from harness.napkin.memory import Sizes
 from harness.napkin.ranks import ring, sent_bytes
 from harness.napkin.terms import sum_of
@@ -104,8 +104,8 @@ class Timing:
         if self.acts.compiled:  # a compiled graph is launched by one call
             works = [replace(work, operators=0) for work in works]
         hardware, sizes, built = self.hardware, self.sizes, self.sizes.built
-        time, link = time_of(works, hardware), device.transfer_s(moved, hardware)
-        waited = device.transfer_s(waits, hardware) + on_host / hardware.calibration.host_memory_bandwidth
+        time, link = time_of(works, hardware), transfer(hardware, moved)
+        waited = transfer(hardware, waits) + on_host / hardware.calibration.host_memory_bandwidth
         ranks, sent = sent_bytes(built, sizes.units, sizes.bucket_bytes).get(name, (range(1), 0.0))
         byte_s = device.collective_s("all_gather", 10**9, ranks, hardware) / 1e9 / (ring(len(ranks)) or 1)
         share = 1.0 if self.recipe.tp > 1 else 1 / built.shape.layers  # the first unit, or the last bucket
@@ -156,12 +156,8 @@ class Timing:
 
     def _products(self, matrix: Matrix, times: int) -> list[Work]:
         """So many products with a matrix, in all micro batches."""
-        tp, built, dtype, width = (
-            self.recipe.tp,
-            self.sizes.built,
-            self.recipe.compute_dtype,
-            self.acts.compute,
-        )
+        tp, dtype = self.recipe.tp, self.recipe.compute_dtype
+        built, width = self.sizes.built, self.acts.compute
         rows, n = self.acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S"), matrix.elements // tp
         moved = (rows * (matrix.inputs + matrix.outputs // tp) + n) * width
         before = n * width if built.storage(matrix) else 0  # the weight in 16 bit

@@ -23,8 +23,8 @@ _ROUNDED_TO = 2**21
 """A large request is as much more than its tensor at most: the allocator asks for whole pages."""
 
 
-def failed_request(error: BaseException, requested_bytes: int | None) -> tuple[str | None, str | None]:
-    """`requested_at` and `requested_is` of an OutOfMemoryReport, from the frames that `error` came through.
+def failed_request(error: BaseException, requested_bytes: int | None) -> dict[str, Any]:
+    """What was requested, as fields of an OutOfMemoryReport, from the frames that `error` came through.
 
     `transformers/loss/loss_utils.py:61 ForCausalLMLoss` is the innermost frame outside PyTorch, and `as large
     as logits in fp32: 4 × 4,096 × 151,936 × 4 B` a tensor that it, or what it called, has by a name.
@@ -34,13 +34,17 @@ def failed_request(error: BaseException, requested_bytes: int | None) -> tuple[s
     while inner and _PLUMBING.match(frames[inner - 1][0].f_code.co_filename):
         inner -= 1
     if not inner:
-        return None, None
+        return {"requested_bytes": requested_bytes}
     frame, line = frames[inner - 1]
     file = frame.f_code.co_filename
     place = _ABOVE_PACKAGE.sub("", file) if _ABOVE_PACKAGE.match(file) else file.rpartition("/")[2]
     asked = [frame.f_locals, *(called.f_locals for called, _ in frames[inner:])]
     found = (said for variables in asked for said in _as_large(variables, requested_bytes or 0))
-    return f"{place}:{line} {frame.f_code.co_name}", next(found, None)
+    return {
+        "requested_bytes": requested_bytes,
+        "requested_is": next(found, None),
+        "requested_at": f"{place}:{line} {frame.f_code.co_name}",
+    }
 
 
 def _as_large(variables: Mapping[str, Any], requested_bytes: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.errors import InputError, MissingDependency
+from harness.errors import InputError, needed
 from harness.report.answers import answers_about
 from harness.report.history import History
 from harness.report.phase_roofline import PhaseRoofline, roofline_of
@@ -27,10 +27,8 @@ WIDTH_POINTS = 2000
 
 def drawing() -> Any:
     """matplotlib's Figure. Raises MissingDependency where it is not installed."""
-    try:
+    with needed("matplotlib", None, "a picture"):
         from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependency("matplotlib", None, "a picture") from None
     return Figure
 
 

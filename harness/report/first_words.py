@@ -10,7 +10,7 @@ from harness.report.history import History
 from harness.report.run import ReportRun
 from harness.snapshot import oom_in_words, remedy
 from harness.step_profile import StepProfile, between_steps_in_words, ranks_in_words, verdict
-from harness.units import in_gib
+from harness.units import in_gib, round_up
 
 MOST_CHANGES = 3
 
@@ -95,7 +95,7 @@ def _logits(profile: StepProfile, shape: ModelShape) -> list[str]:
     rows, tokens = recipe.rows, recipe.seq_len
     # with or without the last token, which predicts nothing; two or four bytes a number; in blocks of 512
     exact = {rows * (tokens - cut) * shape.vocab * width for cut in (0, 1) for width in (2, 4)}
-    sizes = exact | {-(-size // 512) * 512 for size in exact}
+    sizes = exact | {round_up(size, 512) for size in exact}
     found = [a.size_bytes for a in profile.top if a.size_bytes in sizes and a.category != "parameters"]
     if not found:
         return []

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from harness.errors import MissingDependency
+from harness.errors import needed
 from harness.report.differences import difference_tables
 from harness.report.run import ReportRun
 from harness.report.sections import section_of
@@ -107,10 +107,8 @@ def _hash_source(script: str) -> str:
 
 @cache
 def _environment() -> Any:
-    try:
+    with needed("jinja2", None, "a report"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError:
-        raise MissingDependency("jinja2", None, "a report") from None
     environment: Any = Environment(
         loader=PackageLoader("harness.report", "assets"),
         autoescape=True,
@@ -142,6 +140,5 @@ def _markup() -> Any:
 def _asset(name: str) -> str:
     text = ASSETS.joinpath(name).read_text(encoding="utf-8")
     text = text.partition("\n//# sourceMappingURL=")[0]  # a map would come from the network
-    return text.replace("\r\n", "\n").replace(
-        "\r", "\n"
-    )  # the hash is of what the browser's parser makes of it
+    # the hash is of what the browser's parser makes of it
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -107,10 +107,8 @@ def roofline_of(profile: StepProfile, answers: Sequence[StepProfile] = ()) -> Ph
         )
     points: list[Point] = []
     for name in PHASES:
-        stats, bytes_moved = (
-            profile.phases.get(name),
-            moved.phases[name].bytes_moved if name in moved.phases else None,
-        )
+        stats, there = profile.phases.get(name), moved.phases.get(name)
+        bytes_moved = there and there.bytes_moved
         if stats is not None and stats.flops is not None and bytes_moved and stats.time_s.median:
             points.append(Point(name, stats.flops, bytes_moved, stats.time_s.median))
     if not points:

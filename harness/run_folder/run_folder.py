@@ -22,6 +22,7 @@ from harness.step_profile import StepProfile
 from harness.system import (
     FolderLock,
     is_object,
+    make_folder,
     parse_json,
     read_whole,
     recipes_folder,
@@ -146,10 +147,7 @@ class RunFolder:
         """Keep other runs out from now on. Raises InputError if one is there already."""
         if self._lock is not None:
             return
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"--out {self.path}: cannot make the folder: {error.strerror}.") from None
+        make_folder(self.path)
         lock = FolderLock(self.path, f"--out {self.path}")
         self._refuse_taken()  # by a run that began later and has ended since
         self._lock = lock
@@ -309,8 +307,5 @@ class RankFolder(RunFolder):
         if self._rank == 0:
             self._create()
         own = folder_of_rank(self.path, self._rank)
-        try:
-            own.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"--out {self.path}: cannot make the folder {own}: {error.strerror}.") from None
+        make_folder(own)
         return own

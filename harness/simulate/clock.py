@@ -13,7 +13,7 @@ from harness.hardware import Hardware
 from harness.kernel_time import KernelKind, range_of, transfer
 from harness.kernels import NOTHING, Cost, KernelClass, Step, operator_cost
 from harness.recipe import Recipe
-from harness.snapshot import module_of_its_kind
+from harness.snapshot import by_kind_of_module
 from harness.step_profile import PhaseStats, StepStats, TimeStats, utilization
 
 Path = tuple[Any, ...]
@@ -190,19 +190,13 @@ class SimulatedTime:
         """Where most of the step's time went."""
         return max(self._waited, key=lambda cause: self._waited[cause])  # type: ignore[return-value]
 
-    def by_module_s(self, phase: str) -> dict[str, float]:
-        """How long the device was at work in a phase so far by module, layers of one kind together."""
-        found: dict[str, float] = defaultdict(float)
-        for module, taken_s in self.modules_s.get(phase, {}).items():
-            found[module_of_its_kind(module)] += taken_s
-        return dict(found)
-
     def tell(self, stats: PhaseStats, phase: str, *, distributed: bool) -> None:
         """Note what a phase of this step has taken so far."""
         seconds = self.taken_s[phase]
         low, high = self.range_s(phase, seconds)
         stats.time_s = TimeStats(median=seconds, p10=low, p90=high)
-        stats.kernels_s, stats.modules_s = {**self.kernels_s.get(phase, {})}, self.by_module_s(phase)
+        stats.kernels_s = {**self.kernels_s.get(phase, {})}
+        stats.modules_s = {**by_kind_of_module(self.modules_s.get(phase, {}))}
         stats.flops, stats.bytes_moved = self.flops.get(phase, 0), self.bytes_moved.get(phase, 0)
         if distributed:
             stats.communication_s = self.communication_s.get(phase, 0.0)

@@ -117,7 +117,7 @@ class SimulatedDevice(StorageTracker):
         for step in steps:
             if isinstance(step, Take):
                 frames = self.stack() if self.frames else ()
-                keys += self.memory.temporaries([step.size_bytes], func._overloadpacket.__name__, frames)
+                keys.append(self.memory.temporary(step.size_bytes, func._overloadpacket.__name__, frames))
             elif isinstance(step, Free):
                 freed.add(step.temporary)
                 self.memory.release([keys[step.temporary]])

@@ -74,14 +74,11 @@ class SimulatedMemory(Recording):
             self.log.died(key)
         self.allocator.free(self._blocks.pop(key))
 
-    def temporaries(self, sizes_bytes: Sequence[int], op: str, frames: tuple[Frame, ...]) -> list[int]:
-        """Allocate what a kernel needs while it runs. Returns the keys, to be given to `release`."""
-        keys = []
-        for size_bytes in sizes_bytes:
-            self._last_temporary -= 1
-            keys.append(self._last_temporary)
-            self.born(self._last_temporary, size_bytes, False, op, frames)
-        return keys
+    def temporary(self, size_bytes: int, op: str, frames: tuple[Frame, ...]) -> int:
+        """Allocate what a kernel needs while it runs. Returns the key, to be given to `release`."""
+        self._last_temporary -= 1
+        self.born(self._last_temporary, size_bytes, False, op, frames)
+        return self._last_temporary
 
     def release(self, keys: Sequence[int]) -> None:
         """Free temporaries in the reverse order, as leaving a C++ scope does."""
@@ -90,8 +87,7 @@ class SimulatedMemory(Recording):
 
     def keep_workspace(self, size_bytes: int) -> None:
         """Allocate what a library never gives back."""
-        (key,) = self.temporaries([size_bytes], "workspace", ())
-        self.label(key, "other")
+        self.label(self.temporary(size_bytes, "workspace", ()), "other")
 
     def restart(self) -> None:
         """See Recording.restart."""

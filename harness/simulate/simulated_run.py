@@ -303,12 +303,9 @@ class SimulatedRun:
         not_split_off = self.memory.allocated_bytes - self.at_oom.total_bytes()
         if not_split_off:  # in a repeated step other blocks may serve the same requests
             self.at_oom.other_bytes = (self.at_oom.other_bytes or 0) + not_split_off
-        asked_at, what = failed_request(error, error.requested_bytes)
         return OutOfMemoryReport(
             phase=self.memory.phase,
-            requested_bytes=error.requested_bytes,
-            requested_is=what,
-            requested_at=asked_at,
+            **failed_request(error, error.requested_bytes),
             free_bytes=max(0, error.free_bytes),
             reserved_unallocated_bytes=error.reserved_unallocated_bytes,
             top=top_allocations(live, now),

@@ -6,6 +6,7 @@ from harness.snapshot.attribution import (
     AS_LARGE,
     breakdown_at,
     breakdowns_at_peaks,
+    by_kind_of_module,
     bytes_by_module,
     categorize,
     find_peak,

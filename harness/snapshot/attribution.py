@@ -9,10 +9,11 @@ This module imports no torch.
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate, pairwise
+from typing import Any
 
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
 from harness.snapshot.stacks import NO_STACK, gathers, place_of, stack_line
@@ -134,15 +135,13 @@ def bytes_by_module(spans: Sequence[AllocationSpan], index: int) -> dict[str, in
 
     The MOST_MODULES largest by name, the others by their kind (`layers.*.mlp`), and what belongs to none.
     """
-    totals: dict[str, int] = {}
+    totals: Counter[str] = Counter()
     for span in spans:
         if span.live_at(index):
-            totals[span.module or ""] = totals.get(span.module or "", 0) + span.size_bytes
+            totals[span.module or ""] += span.size_bytes
     nobody = totals.pop("", 0)
     ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
-    kinds: Counter[str] = Counter()
-    for module, size in ordered[MOST_MODULES:]:
-        kinds[module_of_its_kind(module)] += size
+    kinds = by_kind_of_module(dict(ordered[MOST_MODULES:]))
     named = kinds.most_common(MOST_MODULES)
     rest = {"(other modules)": kinds.total() - sum(size for _, size in named), "(no module)": nobody}
     by_size = sorted([*ordered[:MOST_MODULES], *named], key=lambda item: (-item[1], item[0]))
@@ -189,6 +188,14 @@ def _timeline(
         phases[slot] = phases[slot - 1] if phase is None else phase
     totals = accumulate(changes)
     return [0 if p in leave_out else n for n, p in zip(totals, phases, strict=True)], phases
+
+
+def by_kind_of_module(taken: Mapping[str, Any]) -> Counter[str]:
+    """What modules take, bytes or seconds by path, with layers of one kind together."""
+    found: Counter[str] = Counter()
+    for module, each in taken.items():
+        found[module_of_its_kind(module)] += each
+    return found
 
 
 def module_of_its_kind(module: str) -> str:

@@ -18,7 +18,7 @@ from harness.allocator import (
 from harness.errors import InputError
 from harness.snapshot.segments import free_stretches, pieces_in_use, segments_at
 from harness.snapshot.spans import AllocationSpan, Frame
-from harness.units import in_gib
+from harness.units import in_gib, round_up
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class OutOfMemory:
             return kSmallBuffer
         if self.requested_bytes < kMinLargeAlloc:
             return kLargeBuffer
-        return -(-self.requested_bytes // kRoundLarge) * kRoundLarge
+        return round_up(self.requested_bytes, kRoundLarge)
 
     @property
     def fragmented(self) -> bool:

@@ -8,7 +8,6 @@ This module imports no torch.
 """
 
 import errno
-import gc
 import io
 import pickle
 import pickletools
@@ -19,7 +18,7 @@ from typing import Any, NoReturn
 from harness.errors import InputError
 from harness.snapshot.as_json import is_document, snapshot_of_document
 from harness.snapshot.shape import validate_snapshot
-from harness.system import TooManyValues, parse_json, read_whole
+from harness.system import TooManyValues, collected_by_hand, parse_json, read_whole
 
 MAX_FILE_BYTES = 2**29
 MAX_STRING_BYTES = 2**20
@@ -108,13 +107,11 @@ def load_plain(data: bytes, origin: str = "the snapshot") -> Any:
         _check_instructions(data, origin)
     elif len(data) > MAX_JSON_BYTES:
         raise InputError(f"{origin} is JSON of more than {MAX_JSON_BYTES / 2**20:g} MiB. {SMALLER}")
-    # Millions of new containers would have the garbage collector search them again and again.
-    collecting = gc.isenabled()
-    gc.disable()
     try:
-        if not is_pickle:
-            return parse_json(data, MAX_JSON_VALUES)
-        return _PlainUnpickler(io.BufferedReader(io.BytesIO(data))).load()  # type: ignore[arg-type]
+        with collected_by_hand():  # millions of new containers would be searched again and again
+            if not is_pickle:
+                return parse_json(data, MAX_JSON_VALUES)
+            return _PlainUnpickler(io.BufferedReader(io.BytesIO(data))).load()  # type: ignore[arg-type]
     except TooManyValues as error:
         raise InputError(f"{origin}: {error}. {SMALLER}") from None
     except (pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError, EOFError) as error:
@@ -122,9 +119,6 @@ def load_plain(data: bytes, origin: str = "the snapshot") -> Any:
         raise InputError(f"{origin} is damaged{whole}: {error}.") from None
     except RecursionError:
         raise InputError(f"{origin} nests too deep.") from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _check_instructions(data: bytes, origin: str) -> None:

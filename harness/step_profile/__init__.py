@@ -7,7 +7,7 @@ from harness.step_profile.between_steps import (
     EvaluationStats,
     EvaluationWay,
 )
-from harness.step_profile.fields import Count, Details, Quantity
+from harness.step_profile.fields import Count, Details, Fields, Quantity
 from harness.step_profile.in_words import (
     KERNELS,
     MEMORY_KINDS,

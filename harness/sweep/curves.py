@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
-from harness.step_profile import StepProfile, change_of_time_in_words
+from harness.step_profile import Fields, StepProfile, change_of_time_in_words
 from harness.sweep.plan import HARDWARE, Plan, spelled
 from harness.sweep.processes import Row
 from harness.units import in_gib, in_ms
@@ -47,10 +45,8 @@ class Point:
         return self.profile.memory.peak_allocated_bytes if self.profile is not None else None
 
 
-class Line(BaseModel):
+class Line(Fields):
     """peak allocated = constant + per_token · tokens of a micro batch, by least squares."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     constant_bytes: float
     per_token_bytes: float

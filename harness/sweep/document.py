@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from harness.errors import InputError
-from harness.step_profile import Count, Details, MemoryBreakdown, Quantity
+from harness.step_profile import Count, Details, Fields, MemoryBreakdown, Quantity
 from harness.sweep.cell import Status
 from harness.sweep.curves import Line, answer, curves_of
 from harness.sweep.plan import HARDWARE, MOST_CELLS, Kind, Plan, spelled
@@ -20,11 +20,7 @@ MAX_FILE_BYTES = 2**26
 MAX_VALUES = 2**20
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-
-class SweptCell(_Fields):
+class SweptCell(Fields):
     """A cell that is done. What is not known is None."""
 
     label: str
@@ -54,7 +50,7 @@ class SweptCell(_Fields):
     """What the answer took."""
 
 
-class SweptCurve(_Fields):
+class SweptCurve(Fields):
     """One field changes, all others stay."""
 
     field: str
@@ -70,7 +66,7 @@ class SweptCurve(_Fields):
     """What it says, in words; empty when nothing went well."""
 
 
-class Sweep(_Fields):
+class Sweep(Fields):
     """A sweep, as far as it is done."""
 
     schema_version: int = SCHEMA_VERSION
@@ -194,10 +190,8 @@ def _swept(plan: Plan, row: Row) -> SweptCell:
     )
     if profile is not None:
         memory, step = profile.memory, profile.step
-        cell.peak_allocated_bytes, cell.peak_reserved_bytes = (
-            memory.peak_allocated_bytes,
-            memory.peak_reserved_bytes,
-        )
+        cell.peak_allocated_bytes = memory.peak_allocated_bytes
+        cell.peak_reserved_bytes = memory.peak_reserved_bytes
         cell.peak_phase, cell.at_peak = memory.peak_phase, memory.at_peak
         cell.capacity_bytes = profile.hardware.memory_bytes
         cell.step_s, cell.tokens_per_s = step.time_s.median, step.tokens_per_s

@@ -28,6 +28,7 @@ from harness.system import (
     FolderLock,
     installed_version,
     is_object,
+    make_folder,
     parse_json,
     read_whole,
     write_whole,
@@ -116,12 +117,7 @@ def sole_sweep_in(folder: Path) -> Generator[None]:
 
     Raises InputError when it cannot be made or another sweep is at work in it.
     """
-    try:
-        (folder / "cells").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"--out {folder}: cannot make the folder: {error.strerror}. Give a folder that can be written."
-        ) from None
+    make_folder(folder / "cells")
     with FolderLock(folder, f"--out {folder}"):
         yield
 

@@ -6,6 +6,7 @@ cell of its own; with `grid` every combination is a cell. Imports no torch.
 
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -121,9 +122,7 @@ def _cells(
     defaults = {} if kind == "measured" else {HARDWARE: axes.get(HARDWARE, [DEFAULT_HARDWARE])[0]}
     settled = {**defaults, **fixed}
     if grid:
-        count = 1
-        for values in axes.values():
-            count *= len(values)
+        count = math.prod(map(len, axes.values()))
         if count > MOST_CELLS:
             raise InputError(f"--grid makes {count:,} cells of these values; at most {MOST_CELLS:,} are run.")
         wanted = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]

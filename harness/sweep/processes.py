@@ -132,24 +132,21 @@ class Processes:
         return [one for one in running if one.receiver in ready]
 
     def outcome(self, one: _Running) -> Outcome:
-        return _received(one)
+        """What the process of a cell sent, or what became of it."""
+        try:
+            origin = f"the process of {one.cell.label}"
+            outcome = Outcome.from_json(json.loads(one.receiver.recv_bytes()), origin)
+        except (EOFError, OSError, ValueError, InputError):
+            outcome = None
+        one.receiver.close()
+        one.process.join()
+        seconds = time.perf_counter() - one.begun
+        return outcome or Outcome("failed", _ending(one.process.exitcode), seconds=seconds)
 
     def close(self, running: Sequence[_Running]) -> None:
         for one in running:
             one.process.kill()
             one.process.join()
-
-
-def _received(one: _Running) -> Outcome:
-    """What the process of a cell sent, or what became of it."""
-    try:
-        outcome = Outcome.from_json(json.loads(one.receiver.recv_bytes()), f"the process of {one.cell.label}")
-    except (EOFError, OSError, ValueError, InputError):
-        outcome = None
-    one.receiver.close()
-    one.process.join()
-    seconds = time.perf_counter() - one.begun
-    return outcome or Outcome("failed", _ending(one.process.exitcode), seconds=seconds)
 
 
 def _ending(exitcode: int) -> str:

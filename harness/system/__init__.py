@@ -1,7 +1,7 @@
 """What a command needs of Python and the operating system; it knows no recipe."""
 # pyright: reportUnusedImport=false
 
-from harness.system.files import open_regular, read_whole, sync, write_whole
+from harness.system.files import make_folder, open_regular, read_whole, sync, write_whole
 from harness.system.folder_lock import FolderLock, is_held, refuse_held
 from harness.system.garbage import collected_by_hand, end_process, older_objects_kept
 from harness.system.hub import hub_left_alone, hub_or_cache, hub_unreached
@@ -15,7 +15,7 @@ from harness.system.interruption import (
 )
 from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
 from harness.system.notebook import Rows, notebook_html
-from harness.system.replacement import Replacement, all_replaced, replaced
+from harness.system.replacement import Replacement, all_replaced, nothing, replaced
 from harness.system.streams import (
     complain,
     quiet_libraries,
@@ -31,4 +31,4 @@ from harness.system.torch_release import (
     FreeBlockOrder,
     TorchRelease,
 )
-from harness.system.versions import PACKAGES, SETTINGS, installed_version, provenance
+from harness.system.versions import PACKAGES, SETTINGS, installed_version, installed_versions, provenance

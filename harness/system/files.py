@@ -85,6 +85,16 @@ def write_whole(path: Path, content: bytes | str) -> None:
         ) from None
 
 
+def make_folder(path: Path) -> None:
+    """The folder that --out names, unless it is there. Raises InputError where it cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"--out {path}: cannot make the folder: {error.strerror}. Give a folder that can be written."
+        ) from None
+
+
 def sync(path: Path) -> None:
     """Have a file, or a new name in a folder, reach the disk."""
     # A new name is in the folder's data: without this a power cut can undo the rename.

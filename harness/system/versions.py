@@ -50,9 +50,14 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
-        "versions": {name: found for name in PACKAGES if (found := installed_version(name)) is not None},
+        "versions": installed_versions(),
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
     }
+
+
+def installed_versions() -> dict[str, str]:
+    """Of the packages that are here, by name."""
+    return {name: found for name in PACKAGES if (found := installed_version(name)) is not None}
 
 
 @cache  # what has been imported stays what it is; and fourteen of them take a twentieth of a small simulation

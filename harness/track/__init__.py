@@ -7,4 +7,4 @@ have been told is in log.jsonl. The trackers are accelerate's, so none is a depe
 
 from harness.track.jobs import Job, profile_values, recipe_config
 from harness.track.trackers import tracker_names
-from harness.track.tracking import Tracking, track_all, track_run
+from harness.track.tracking import followed, track_all, track_run

@@ -5,12 +5,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from harness.recipe import Recipe
 from harness.run_folder import RunFolder
@@ -26,42 +25,34 @@ ANNOUNCED_AFTER_S = 5.0
 DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class Tracking:
-    """While a run goes on, its trackers follow its folder. Entered before the run, left after it.
-
-    Nothing that a tracker does raises here.
+@contextmanager
+def followed(
+    trackers: Sequence[str],
+    folder: Path,
+    name: str,
+    recipe: Mapping[str, Any],
+    told: Told,
+    *,
+    resumed: bool = False,
+) -> "Generator[Sequence[_Beside]]":
+    """Inside, a run goes on, and `trackers` (of tracker_names) follow its folder, which need not be there
+    yet. `recipe`: its fields. `resumed`: the folder has a log already, which is written anew. Nothing that a
+    tracker does raises here.
     """
-
-    def __init__(
-        self,
-        trackers: Sequence[str],
-        folder: Path,
-        name: str,
-        recipe: Mapping[str, Any],
-        told: Told,
-        *,
-        resumed: bool = False,
-    ) -> None:
-        """`trackers`: their names (tracker_names). `folder` is that of the run, which need not be there yet,
-        `recipe` its fields. `resumed`: the folder has a log already, which is written anew."""
-        self._jobs = [run_job(tracker, folder, name, recipe, resumed=resumed) for tracker in trackers]
-        self._told = told
-        self._beside: list[_Beside] = []
-
-    def __enter__(self) -> Self:
-        self._beside = [_Beside([job], self._told) for job in self._jobs]
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        _wait(self._beside)
+    jobs = [run_job(tracker, folder, name, recipe, resumed=resumed) for tracker in trackers]
+    beside = [_Beside([job], told) for job in jobs]
+    try:
+        yield beside
+    finally:
+        _wait(beside)
 
 
-def track_run(trackers: Sequence[str], folder: RunFolder, recipe: Recipe, told: Told) -> Tracking:
-    """The trackers of a run that is about to write `folder`."""
-    fields = recipe.model_dump(mode="json")
-    return Tracking(
-        trackers, folder.path, folder.recipe_name, fields, told, resumed=folder.checkpoint is not None
-    )
+def track_run(
+    trackers: Sequence[str], folder: RunFolder, recipe: Recipe, told: Told
+) -> AbstractContextManager[Any]:
+    """`followed`, of a run that is about to write `folder`."""
+    fields, resumed = recipe.model_dump(mode="json"), folder.checkpoint is not None
+    return followed(trackers, folder.path, folder.recipe_name, fields, told, resumed=resumed)
 
 
 def track_all(trackers: Iterable[str], jobs: Sequence[Job], told: Told) -> None:

@@ -8,6 +8,7 @@ attention), and so the memory and the time.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,80 +49,71 @@ class StepBatches(NamedTuple):
     shift and by `labels` for any other."""
 
 
+@dataclass(eq=False)
 class Batches(Iterator[StepBatches]):
     """An endless iterator over steps. Its position is a small dict, to be saved and loaded."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        rows: Rows,
-        *,
-        vocab_size: int,
-        dense_mask: bool,
-        ranks: Ranks = ALONE,
-        images: Images | None = None,
-    ) -> None:
-        self._images = images
-        self.rows = rows
-        self._vocab_size = vocab_size
-        self._ranks = ranks
-        self._recipe = recipe
-        self._dense_mask = dense_mask
-        self._rows_drawn = 0
+    recipe: Recipe
+    rows: Rows
+    vocab_size: int
+    dense_mask: bool
+    ranks: Ranks = ALONE
+    images: Images | None = None
+    rows_drawn: int = 0
 
     def __next__(self) -> StepBatches:
-        batches = [self._micro_batch() for _ in range(self._recipe.gradient_accumulation_steps)]
-        if self._recipe.by_row:
-            return StepBatches(batches, self._recipe.tokens_per_step)
+        batches = [self._micro_batch() for _ in range(self.recipe.gradient_accumulation_steps)]
+        if self.recipe.by_row:
+            return StepBatches(batches, self.recipe.tokens_per_step)
         return StepBatches(batches, sum(int((b["labels"] != NOT_PREDICTED).sum()) for b in batches))
 
     def skip(self, steps: int) -> None:
         """Go on as if so many steps had been drawn."""
-        micro_batches = steps * self._recipe.gradient_accumulation_steps
-        self._rows_drawn += micro_batches * self._recipe.rows * self._ranks.data_ranks
+        micro_batches = steps * self.recipe.gradient_accumulation_steps
+        self.rows_drawn += micro_batches * self.recipe.rows * self.ranks.data_ranks
 
     def _next_rows(self) -> range:
         """The rows of this rank's next micro batch. All ranks' together are those that one process with a
         micro batch as large would take."""
-        size = self._recipe.rows
-        first = self._rows_drawn + self._ranks.data_rank * size
-        self._rows_drawn += size * self._ranks.data_ranks
+        size = self.recipe.rows
+        first = self.rows_drawn + self.ranks.data_rank * size
+        self.rows_drawn += size * self.ranks.data_ranks
         return range(first, first + size)
 
     def _micro_batch(self) -> Batch:
         drawn = self._next_rows()
         rows = sorted((self.rows.draw(row) for row in drawn), key=lambda row: not row.good)
         batch: Batch = {"input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows]))}
-        if not self._recipe.by_row:
+        if not self.recipe.by_row:
             batch["labels"] = torch.from_numpy(np.stack([row.labels for row in rows]))
-        elif not self._recipe.pairs:
-            batch["labels"] = batch["input_ids"][:, -1] % self._recipe.scores  # which can be learned
+        elif not self.recipe.pairs:
+            batch["labels"] = batch["input_ids"][:, -1] % self.recipe.scores  # which can be learned
         if self.rows.mismatched is not None:
-            return batch | _beside_pairs(self._recipe, drawn, rows, self.rows.mismatched)
-        if self._recipe.pairs:
-            shared = -1 if self._recipe.embeds else 0  # the token that is read, or their prompt
+            return batch | _beside_pairs(self.recipe, drawn, rows, self.rows.mismatched)
+        if self.recipe.pairs:
+            shared = -1 if self.recipe.embeds else 0  # the token that is read, or their prompt
             batch["input_ids"][len(rows) // 2 :, shared] = batch["input_ids"][: len(rows) // 2, shared]
-        if self._recipe.prefers and not self._recipe.computes_reference:
-            batch |= _indifferent(self._recipe, self._vocab_size)
-        if self._recipe.unpaired:
+        if self.recipe.prefers and not self.recipe.computes_reference:
+            batch |= _indifferent(self.recipe, self.vocab_size)
+        if self.recipe.unpaired:
             batch |= _mismatched(batch)
-        if self._recipe.rewarded:
+        if self.recipe.rewarded:
             batch["advantages"] = torch.tensor([1.0 if row % 2 else -1.0 for row in range(len(rows))])
-        if self._recipe.packing:
+        if self.recipe.packing:
             lengths = [row.document_lengths for row in rows]
-            if self._dense_mask:
-                batch |= separate_densely(lengths, additive_mask_dtype(self._recipe))
+            if self.dense_mask:
+                batch |= separate_densely(lengths, additive_mask_dtype(self.recipe))
             else:
                 batch |= separate_for_flash(lengths)
-        return batch if self._images is None else self._images.into(batch, drawn, self._recipe.seed)
+        return batch if self.images is None else self.images.into(batch, drawn, self.recipe.seed)
 
     def state(self) -> dict[str, int | None]:
         """The position in the data, JSON-able: after `load_state` of it, the same steps follow."""
-        return {"rows_drawn": self._rows_drawn, "num_rows": self.rows.num_rows, "seed": self._recipe.seed}
+        return {"rows_drawn": self.rows_drawn, "num_rows": self.rows.num_rows, "seed": self.recipe.seed}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a `state()`. Raises InputError if it was taken over other data or another seed."""
-        for field, ours in (("num_rows", self.rows.num_rows), ("seed", self._recipe.seed)):
+        for field, ours in (("num_rows", self.rows.num_rows), ("seed", self.recipe.seed)):
             if state.get(field) != ours:
                 raise InputError(
                     f"the saved position in the data has {field}: {state.get(field)}, and this run {ours}. "
@@ -130,9 +122,10 @@ class Batches(Iterator[StepBatches]):
         rows_drawn = state.get("rows_drawn")
         if not isinstance(rows_drawn, int) or rows_drawn < 0:
             raise InputError(f"the saved position in the data has rows_drawn: {rows_drawn}. Begin a new run.")
-        self._rows_drawn = rows_drawn
+        self.rows_drawn = rows_drawn
 
 
+@dataclass(eq=False)
 class BatchShapes(Batches):
     """Batches whose shapes alone are real: no row is made or held, however long.
 
@@ -140,15 +133,14 @@ class BatchShapes(Batches):
     copy of the real one to a GPU would. Raises InputError for more than can be walked through.
     """
 
-    def __init__(self, recipe: Recipe, rows: Rows, **how: Any) -> None:
-        super().__init__(recipe, rows, **how)
-        dense_mask = self._dense_mask
+    def __post_init__(self) -> None:
+        recipe = self.recipe
         if recipe.gradient_accumulation_steps > MOST_MICRO_BATCHES:
             raise InputError(
                 f"gradient_accumulation_steps: {recipe.gradient_accumulation_steps}: a step is simulated "
                 f"micro batch by micro batch, at most {MOST_MICRO_BATCHES:,} of them. Set fewer."
             )
-        if recipe.packing and not dense_mask and recipe.tokens_per_step > MOST_DRAWN:
+        if recipe.packing and not self.dense_mask and recipe.tokens_per_step > MOST_DRAWN:
             raise InputError(
                 "packing: flash attention wants the lengths of the documents, which are drawn singly, and "
                 f"a step has {recipe.tokens_per_step:,} tokens. Lower seq_len, or set packing: false."
@@ -156,28 +148,28 @@ class BatchShapes(Batches):
 
     def __next__(self) -> StepBatches:
         """`num_tokens` counts every token: no label is made, and no shape depends on them."""
-        batches = [self._micro_batch() for _ in range(self._recipe.gradient_accumulation_steps)]
-        return StepBatches(batches, self._recipe.tokens_per_step)
+        batches = [self._micro_batch() for _ in range(self.recipe.gradient_accumulation_steps)]
+        return StepBatches(batches, self.recipe.tokens_per_step)
 
     def _micro_batch(self) -> Batch:
-        size, seq_len = self._recipe.rows, self._recipe.seq_len
+        size, seq_len = self.recipe.rows, self.recipe.seq_len
         drawn = self._next_rows()
         batch: Batch = {"input_ids": _shape(size, seq_len)}
-        if not (self._recipe.by_row and self._recipe.pairs):
-            batch["labels"] = _shape(size) if self._recipe.scores else _shape(size, seq_len)
-        if self._recipe.prefers and not self._recipe.computes_reference:
-            batch |= _indifferent(self._recipe, self._vocab_size)
-        if self._recipe.unpaired:
+        if not (self.recipe.by_row and self.recipe.pairs):
+            batch["labels"] = _shape(size) if self.recipe.scores else _shape(size, seq_len)
+        if self.recipe.prefers and not self.recipe.computes_reference:
+            batch |= _indifferent(self.recipe, self.vocab_size)
+        if self.recipe.unpaired:
             batch |= {MISMATCHED + name: batch[name] for name in ("input_ids", "labels")}
-        if self._recipe.rewarded:
+        if self.recipe.rewarded:
             batch["advantages"] = _shape(size, dtype=torch.float32)
-        if self._images is not None:
-            batch |= self._images.shapes(size, seq_len)
-        if not self._recipe.packing:
+        if self.images is not None:
+            batch |= self.images.shapes(size, seq_len)
+        if not self.recipe.packing:
             return batch
         batch["position_ids"] = _shape(size, seq_len)
-        if self._dense_mask:
-            dtype = additive_mask_dtype(self._recipe) or torch.bool
+        if self.dense_mask:
+            dtype = additive_mask_dtype(self.recipe) or torch.bool
             return batch | {"attention_mask": _shape(size, 1, seq_len, seq_len, dtype=dtype)}
         return batch | flash_lengths([self.rows.lengths(row) for row in drawn])
 
@@ -261,4 +253,4 @@ def build_batches(
         else:
             rows = corpus_rows(recipe, tokenizer, vocab_size, longest)
     kind = BatchShapes if shapes_only else Batches
-    return kind(recipe, rows, vocab_size=vocab_size, dense_mask=dense_mask, ranks=ranks, images=images)
+    return kind(recipe, rows, vocab_size, dense_mask, ranks, images)

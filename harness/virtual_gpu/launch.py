@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from harness.errors import InputError
-from harness.system import PACKAGE
+from harness.system import PACKAGE, make_folder
 from harness.virtual_gpu.build import libraries
 from harness.virtual_gpu.device import device_variables
 
@@ -105,12 +105,7 @@ def emulate(command: Sequence[str], options: Options) -> NoReturn:
     if program is None:
         raise InputError(f"there is no command {command[0]}. Give a program on PATH, or its path.")
     if options.out is not None:
-        try:
-            options.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"--out {options.out}: {error.strerror}. Give a folder that can be written."
-            ) from None
+        make_folder(options.out)
     environment["VIRTUAL_GPU_MAIN"] = str(os.getpid())  # which stays what it is
     try:
         os.execve(program, list(command), environment)

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.errors import InputError
 from harness.run_folder import FILES, RANKS, without_secrets
-from harness.system import PACKAGE
+from harness.system import PACKAGE, make_folder
 from harness.virtual_gpu import Options, surroundings
 
 STARTUP = Path(__file__).parent / "startup"
@@ -54,7 +54,10 @@ def run_watched(
     program = shutil.which(command[0], path=environment.get("PATH"))
     if program is None:
         raise InputError(f"there is no command {command[0]}. Give a program on PATH, or its path.")
-    _prepare(out)
+    taken = [name for name in (*FILES, RANKS) if os.path.lexists(out / name)]
+    if taken:
+        raise InputError(f"--out {out}: it already holds a {taken[0]}. Give another folder, or remove it.")
+    make_folder(out)
     first, last = steps
     environment["HARNESS_WATCH"] = json.dumps(
         {
@@ -78,16 +81,6 @@ def run_watched(
             "its interpreter."
         ) from None
     return _waited_for(process)
-
-
-def _prepare(out: Path) -> None:
-    taken = [name for name in (*FILES, RANKS) if os.path.lexists(out / name)]
-    if taken:
-        raise InputError(f"--out {out}: it already holds a {taken[0]}. Give another folder, or remove it.")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out}: {error.strerror}. Give a folder that can be written.") from None
 
 
 def _waited_for(process: subprocess.Popen[bytes]) -> int:

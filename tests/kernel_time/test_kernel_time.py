@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.hardware.hardware import all_hardware, find_hardware
+from harness.hardware.roofline import sent_share
 from harness.kernel_time import attention, attention_flops, collective, memory, product, range_of
-from harness.kernel_time.estimates import wire_share
 from harness.kernel_time.parameters import document, is_measured, where_from
 
 A100, H100, A40 = find_hardware("a100-80gb"), find_hardware("h100"), find_hardware("a40")
@@ -100,9 +100,9 @@ def test_a_calibration_s_flat_rate_is_taken_as_it_is():
 
 def test_what_ranks_send_by_nccl_tests_table():
     # doc/PERFORMANCE.md: all-reduce 2 (n - 1) / n, all-gather and reduce-scatter (n - 1) / n, broadcast 1
-    assert wire_share("all_reduce", 8) == 14 / 8
-    assert wire_share("all_gather", 8) == wire_share("reduce_scatter", 8) == 7 / 8
-    assert wire_share("broadcast", 8) == 1
+    assert sent_share("all_reduce", 8) == 14 / 8
+    assert sent_share("all_gather", 8) == sent_share("reduce_scatter", 8) == 7 / 8
+    assert sent_share("broadcast", 8) == 1
 
 
 def test_between_machines_it_takes_longer_and_no_longer_than_the_cards_alone_would():

@@ -18,7 +18,8 @@ def asked(program: FunctionType) -> tuple[str | None, str | None, int]:
         program()
     tried = re.search(r"tried to allocate (\d+) bytes", str(caught.value))
     assert tried
-    return *failed_request(caught.value, int(tried[1])), program.__code__.co_firstlineno
+    said = failed_request(caught.value, int(tried[1]))
+    return said["requested_at"], said["requested_is"], program.__code__.co_firstlineno
 
 
 def test_a_tensor_of_the_line_that_asks_is_named_in_the_dtype_that_was_asked_for() -> None:

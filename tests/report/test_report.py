@@ -300,7 +300,7 @@ def test_pictures_for_slides(call: Call, runs: dict[str, Path]) -> None:
         (["text.json"], "text.json is not JSON"),
         (["text.pickle"], "neither a pickle of protocol 2 or later nor a JSON object"),
         (["list.json"], "schema_version"),
-        (["x", "--markdown", "--csv"], "--markdown and --csv are given together"),
+        (["x", "--markdown", "--csv"], "--markdown and --csv exclude each other"),
         (["x", "--png", "a", "--out", "b"], "leave --out away"),
         (["x", "--out", "no/such/folder.html"], "cannot write no/such/folder.html"),
         ([], "Missing argument"),

@@ -68,7 +68,7 @@ def test_what_lies_in_host_memory_has_no_block() -> None:
 
 def test_temporaries_count_while_they_are_held() -> None:
     memory = memory_of()
-    held = memory.temporaries([1024, 2048], "kernel", ())
+    held = [memory.temporary(size, "kernel", ()) for size in (1024, 2048)]
     assert memory.allocated_bytes == 3072
     memory.release(held)
     assert (memory.allocated_bytes, memory.peak_bytes) == (0, 3072)

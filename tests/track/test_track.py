@@ -380,18 +380,17 @@ def test_a_tracker_s_process_has_no_virtual_gpu():
 
 def test_a_run_that_left_no_profile_is_told_as_far_as_it_came(tmp_path: Path):
     pytest.importorskip("tensorboard", reason="the trackers' own packages are optional")
-    from harness.track import Tracking
+    from harness.track import followed
 
     heard = threading.Event()
-    tracking = Tracking(["tensorboard"], tmp_path, "killed", {"seq_len": 3}, lambda words: heard.set())
-    with tracking:
+    with followed(["tensorboard"], tmp_path, "killed", {"seq_len": 3}, lambda words: heard.set()):
         (tmp_path / "log.jsonl").write_text('{"step": 0, "loss": 2.5}\n')
         assert heard.wait(120)
     assert of_tensorboard(tmp_path / "tensorboard/killed")["loss"] == [(0, 2.5)]
 
 
 def test_a_tracker_that_hangs_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from harness.track import Tracking
+    from harness.track import followed
     from harness.track import tracking as waiting
 
     (tmp_path / "aim").mkdir()
@@ -401,10 +400,10 @@ def test_a_tracker_that_hangs_is_not_waited_for_long(tmp_path: Path, monkeypatch
     monkeypatch.setattr(waiting, "ANNOUNCED_AFTER_S", 0.1)
     (tmp_path / "log.jsonl").write_text('{"step": 0, "loss": 2.5}\n')
     said: list[str] = []
-    with Tracking(["aim"], tmp_path, "hangs", {}, said.append) as tracking:
+    with followed(["aim"], tmp_path, "hangs", {}, said.append) as beside:
         pass
     assert said == [
         "aim: it is sending the rest, for 0 seconds at most",
         "aim: it had not sent everything after 0 seconds. log.jsonl has every step.",
     ]
-    assert tracking._beside[0]._process.returncode == -9
+    assert beside[0]._process.returncode == -9

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from harness.allocator import allocator_settings
 from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.exit_status import OUT_OF_MEMORY
-from harness.cli.terminal.lines import tell
+from harness.cli.terminal.lines import answer
 from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
 from harness.recipe import Recipe
@@ -87,43 +86,40 @@ def fit(
 
         loaded = among(loaded, *read_counts(str(gpus)))
         where = f"{gpus} × {where}"
-    about = name, loaded, chosen, where
-    told = partial(say, Terminal(stderr=True))
+    asked = _Question(name, loaded, chosen, where, partial(say, Terminal(stderr=True)))
     with stdout_kept_for_json(as_json):
         if not quick:
             quiet_libraries()
         if data is not None:
-            document, lines, fits = _to_data(*about, data, tokenizer, told)
+            document, lines, fits = _to_data(asked, data, tokenizer)
         elif exact:
-            document, lines, fits = _by_simulation(*about, field, told)
+            document, lines, fits = _by_simulation(asked, field)
         else:
-            document, lines, fits = _confirmed(*about, margin, quick, told)
-    if as_json:
-        print(json.dumps(document, indent=1))
-    else:
-        tell("\n".join(lines))
+            document, lines, fits = _confirmed(asked, margin, quick)
+    answer(document, "\n".join(lines), as_json=as_json)
     if not fits:
         raise typer.Exit(OUT_OF_MEMORY)
+
+
+class _Question(NamedTuple):
+    name: str
+    recipe: Recipe
+    hardware: Hardware
+    where: str
+    told: Callable[[str], None]
 
 
 Answered = tuple[dict[str, Any], Iterable[str], bool]
 """As plain data, in lines, and whether something fits."""
 
 
-def _to_data(
-    name: str,
-    recipe: Recipe,
-    hardware: Hardware,
-    where: str,
-    data: str,
-    tokenizer: str | None,
-    told: Callable[[str], None],
-) -> Answered:
+def _to_data(asked: _Question, data: str, tokenizer: str | None) -> Answered:
     """Read the lengths, search for what fits, count what comes."""
     from harness.architecture import load_shape
     from harness.data import example_lengths
     from harness.fit import fit_lengths, lengths_document, lengths_lines
 
+    name, recipe, hardware, where, told = asked
     try:
         vocab_size = load_shape(recipe.model).vocab
     except InputError:  # a model that arithmetic does not know; it may have a tokenizer all the same
@@ -135,12 +131,11 @@ def _to_data(
     return lengths_document(*about), lengths_lines(*about), fits
 
 
-def _by_simulation(
-    name: str, recipe: Recipe, hardware: Hardware, where: str, field: str, told: Callable[[str], None]
-) -> Answered:
+def _by_simulation(asked: _Question, field: str) -> Answered:
     """Search for the largest value that fits, and say what is tried."""
     from harness.fit import Simulations, exact_lines, fit_exact
 
+    name, recipe, hardware, where, told = asked
     found = fit_exact(
         recipe,
         Simulations(hardware, allocator_settings(os.environ)),
@@ -151,18 +146,11 @@ def _by_simulation(
     return document, exact_lines(name, where, recipe, found), found.value is not None
 
 
-def _confirmed(
-    name: str,
-    recipe: Recipe,
-    hardware: Hardware,
-    where: str,
-    margin: float,
-    quick: bool,
-    told: Callable[[str], None],
-) -> Answered:
+def _confirmed(asked: _Question, margin: float, quick: bool) -> Answered:
     """Arithmetic, confirmed by simulation unless `quick`."""
     from harness.fit import ConfirmedFit, fit, fit_confirmed, fit_document, fit_lines
 
+    name, recipe, hardware, where, told = asked
     if quick:
         found = ConfirmedFit.by_arithmetic(fit(recipe, hardware, margin=margin))
     else:

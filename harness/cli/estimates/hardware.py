@@ -1,6 +1,5 @@
 """`harness hardware`."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import AsJson
-from harness.cli.terminal.lines import tell
+from harness.cli.terminal.lines import answer, tell
 from harness.errors import InputError, printable
 from harness.recipe import load_recipe
 from harness.system import quiet_libraries, stdout_kept_for_json
@@ -91,16 +90,12 @@ def hardware(
         given = read_prices(prices, price or [])
         if gpus is None:
             offers = compare_hardware(loaded, given, say, best=best)
-            text = render_choice(name, offers, loaded.unit, many)
             document = [offer.document(many) for offer in offers]
+            text = render_choice(name, offers, loaded.unit, many)
         else:
             cards = compare_counts(loaded, read_counts(gpus), given, say)
-            text = render_counts(name, cards, many)
-            document = [each.document(many) for each in cards]
-    if as_json:
-        print(json.dumps(document, indent=1))
-    else:
-        tell(text)
+            document, text = [each.document(many) for each in cards], render_counts(name, cards, many)
+    answer(document, text, as_json=as_json)
     for warning in warnings_of(loaded):
         if f"warning: {warning}" not in told:
             tell(f"warning: {warning}", stderr=as_json)

@@ -1,12 +1,11 @@
 """`harness napkin`, `harness formula` and `harness shard`: the terms of a step, whole or divided."""
 
-import json
 from typing import Annotated
 
 import typer
 
 from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName, asked_for
-from harness.cli.terminal.lines import tell
+from harness.cli.terminal.lines import answer, tell
 from harness.system import quiet_libraries, stdout_kept_for_json
 
 NAPKIN_EXAMPLES = """
@@ -58,10 +57,7 @@ def formula(
     with stdout_kept_for_json(as_json):
         quiet_libraries()
         found = derive(loaded, device, name)
-    if as_json:
-        print(json.dumps(found.as_json(), indent=1))
-    else:
-        tell(str(found))
+    answer(found.as_json(), str(found), as_json=as_json)
 
 
 def shard(
@@ -85,10 +81,7 @@ def shard(
     with stdout_kept_for_json(as_json):
         quiet_libraries()
         found = divisions(name, loaded, device, gpus, group, on_stderr)
-    if as_json:
-        print(json.dumps(found.as_json()["strategies"], indent=1))
-    else:
-        tell(str(found))
+    answer(found.as_json()["strategies"], str(found), as_json=as_json)
     for warning in (f"warning: {warning}" for warning in found.warnings):
         if warning not in told:
             tell(warning, stderr=as_json)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
@@ -18,7 +18,6 @@ from harness.system import FolderLock, complain, is_held, quiet_libraries
 if TYPE_CHECKING:
     from harness.launch import PlaceInRanks
     from harness.run_folder import RankFolder, RunFolder
-    from harness.track import Tracking
     from harness.training import AfterStep
 
 MOST_RANKS_OF_A_PROCESSOR = 8
@@ -89,7 +88,7 @@ def _say_what_many_take(recipe: Recipe) -> None:
         )
 
 
-def _following(asked: RunOptions, run: RunFolder, recipe: Recipe) -> Tracking:
+def _following(asked: RunOptions, run: RunFolder, recipe: Recipe) -> AbstractContextManager[Any]:
     from harness.track import track_run
 
     log = Terminal(stderr=True)

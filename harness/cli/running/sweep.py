@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from harness.cli.arguments import AsJson, RecipeName, Track
+from harness.cli.arguments import AsJson, RecipeName, Track, one_of
 from harness.cli.exit_status import A_CELL_FAILED, INTERRUPTED
 from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
@@ -98,8 +99,8 @@ def sweep(
 
     trackers = tracker_names(track or [])
     quiet_libraries()  # here, so that the cells' processes begin with it
-    kind = _one_of({"--measure": measure, "--simulate": simulate, "--napkin": napkin}) or "--simulate"
-    form = _one_of({"--json": as_json, "--csv": as_csv, "--markdown": as_markdown})
+    kind = one_of({"--measure": measure, "--simulate": simulate, "--napkin": napkin}) or "--simulate"
+    form = one_of({"--json": as_json, "--csv": as_csv, "--markdown": as_markdown})
     if measure and (jobs or 1) > 1 and launcher is None:
         raise InputError(
             "--jobs: cells that are measured at the same time disturb each other. Leave --jobs out."
@@ -166,25 +167,12 @@ def _refuse_another_question(folder: Path, plan: Plan) -> None:
         there = Sweep.read(folder / "sweep.json")
     except InputError:  # none, or none that can be read
         return
-    if (there.kind, there.base, there.hardware, list(there.axes), there.grid) != (
-        plan.kind,
-        plan.base,
-        plan.hardware,
-        list(plan.axes),
-        plan.grid,
-    ):
+    asked = attrgetter("kind", "base", "hardware", "grid")
+    if asked(there) != asked(plan) or list(there.axes) != list(plan.axes):
         raise InputError(
             f"--out {folder}: it has a {there.kind} sweep of {there.name} over {', '.join(there.axes)}, "
             "another question than this one. Give another folder."
         )
-
-
-def _one_of(options: dict[str, bool]) -> str | None:
-    """The option that is given. Raises InputError for two."""
-    given = [name for name, is_given in options.items() if is_given]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} exclude each other. Give one of them.")
-    return given[0] if given else None
 
 
 def _run(

@@ -72,7 +72,7 @@ def watch(
         without_secrets,
         world_size_of,
     )
-    from harness.track import Tracking, tracker_names
+    from harness.track import followed, tracker_names
     from harness.virtual_gpu import Options
     from harness.watching import parse_steps, parse_values, run_watched
 
@@ -87,7 +87,7 @@ def watch(
         values = None if fit is None else parse_values(fit)
         raise typer.Exit(watch_and_fit(people, command, recorded, folder, devices, values))
     about = {"command": shlex.join(without_secrets(command))}
-    with Tracking(trackers, folder, name, about, lambda words: say(people, words, whole=True)):
+    with followed(trackers, folder, name, about, lambda words: say(people, words, whole=True)):
         status = run_watched(command, recorded, folder, devices[0])
         ranks = profiles_of_ranks(folder)
         if ranks:  # before the trackers ask for it

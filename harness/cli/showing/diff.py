@@ -1,6 +1,5 @@
 """`harness diff`."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,7 @@ import typer
 
 from harness.cli.arguments import AsJson, MemorySize, asked_for
 from harness.cli.exit_status import GREW
-from harness.cli.terminal.lines import tell
+from harness.cli.terminal.lines import answer
 from harness.errors import InputError
 from harness.step_profile import StepProfile
 from harness.system import complain
@@ -66,10 +65,7 @@ def diff(
     if snapshots is not None:
         found.divergences = asked_by_one(*snapshots)
     grown = [] if limit is None else list(beyond(found, limit))
-    if as_json:
-        print(json.dumps(diff_document(found, names, limit), indent=1))
-    else:
-        tell("\n".join(diff_lines(found, names)))
+    answer(diff_document(found, names, limit), "\n".join(diff_lines(found, names)), as_json=as_json)
     if limit is not None and grown:
         raise typer.Exit(complain(f"{'; '.join(grown)}. {limit.text} is allowed.", GREW))
 

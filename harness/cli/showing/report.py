@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.arguments import one_of
 from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
 from harness.system import write_whole
@@ -66,9 +67,7 @@ def report(
     from harness.api import read_runs
     from harness.report import report_tables, section_of, to_csv, to_markdown, write_report
 
-    wanted = [name for name, given in (("--markdown", markdown), ("--csv", as_csv), ("--png", png)) if given]
-    if len(wanted) > 1:
-        raise InputError(f"{' and '.join(wanted)} are given together. Choose one.")
+    one_of({"--markdown": markdown, "--csv": as_csv, "--png": png is not None})
     if png is not None and out is not None:
         raise InputError("--png DIR names the folder of the pictures already: leave --out away.")
     runs = read_runs(paths, device=device, simulate=simulate)

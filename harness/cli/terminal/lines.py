@@ -1,9 +1,11 @@
 """Lines that fit the reader's columns. No rich: the commands that answer at once print with it."""
 
+import json
 import os
 import shutil
 import sys
 import textwrap
+from typing import Any
 
 from harness.errors import printable
 
@@ -30,6 +32,14 @@ def wrapped(line: str, columns: int | None, hanging: int = 2) -> list[str]:
     return textwrap.wrap(
         line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+
+
+def answer(document: Any, text: str, *, as_json: bool) -> None:
+    """Print the answer of a command: the document as JSON for programs, or `text` for people."""
+    if as_json:
+        print(json.dumps(document, indent=1))
+    else:
+        tell(text)
 
 
 def tell(text: str, hanging: int = 2, *, stderr: bool = False) -> None:

@@ -1,13 +1,14 @@
 """The peak of one profile for reading in a terminal: the verdict, modules, largest allocations. No torch."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from typing import Any
 
 from rich.console import Console
 
 from harness.cli.terminal.terminal import say
-from harness.snapshot import module_of_its_kind
+from harness.snapshot import by_kind_of_module, module_of_its_kind
 from harness.step_profile import StepProfile, between_steps_in_words, peak_in_words, verdict
 from harness.units import in_gib, ms
 
@@ -31,32 +32,24 @@ def print_peak(console: Console, profile: StepProfile, *, verbose: bool) -> None
 
     `verbose`: with the innermost frames of each one's stack.
     """
-    for line in (*_time(profile), *_modules(profile), *_allocations(profile, verbose=verbose)):
+    for line in (*_modules(profile), *_allocations(profile, verbose=verbose)):
         say(console, line)
 
 
-def _time(profile: StepProfile) -> Iterator[str]:
-    by_kind = profile.modules_s()
-    if not by_kind:
-        return
-    shown, whole = min(MODULES, len(by_kind)), sum(by_kind.values())
-    yield f"modules by the device's time, {shown} of {len(by_kind)}, layers of one kind (*) together"
-    for module, seconds in islice(by_kind.items(), MODULES):
-        yield f"  {ms(seconds):>10} ms {seconds / whole:>6.1%}  {module}"
-    yield ""
-
-
 def _modules(profile: StepProfile) -> Iterator[str]:
-    by_kind: Counter[str] = Counter()
-    for module, size_bytes in (profile.memory.at_peak_by_module or {}).items():
-        by_kind[module_of_its_kind(module)] += size_bytes
-    if not by_kind:
-        return
-    shown = min(MODULES, len(by_kind))
-    yield f"modules at the peak, {shown} of {len(by_kind)}, layers of one kind (*) together"
-    for module, size_bytes in by_kind.most_common(MODULES):
-        yield f"  {in_gib(size_bytes):>10}  {module}"
-    yield ""
+    seconds = profile.modules_s()
+    whole = sum(seconds.values())
+    yield from _first("by the device's time", seconds, lambda each: f"{ms(each):>10} ms {each / whole:>6.1%}")
+    sizes = by_kind_of_module(profile.memory.at_peak_by_module or {})
+    yield from _first("at the peak", dict(sizes.most_common()), lambda each: f"{in_gib(each):>10}")
+
+
+def _first(what: str, by_kind: Mapping[str, Any], shown: Callable[[Any], str]) -> Iterator[str]:
+    if by_kind:
+        count = min(MODULES, len(by_kind))
+        yield f"modules {what}, {count} of {len(by_kind)}, layers of one kind (*) together"
+        yield from (f"  {shown(taken)}  {module}" for module, taken in islice(by_kind.items(), MODULES))
+        yield ""
 
 
 def _allocations(profile: StepProfile, *, verbose: bool) -> Iterator[str]:

@@ -7,6 +7,7 @@ and autograd records the same copies.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,54 +46,34 @@ FP32 = _names(
 """AT_FORALL_FP32: floating arguments become fp32. And norm, whose result is fp32 in any case."""
 if not TorchRelease.of(torch.__version__).autocasts_rms_norm:
     FP32 -= {"rms_norm"}
-FP32_RESULT = _names(
-    """
-    prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum
-    """
-)
+FP32_RESULT = _names("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum")
 """AT_FORALL_FP32_SET_OPT_DTYPE: computed in fp32 unless the call names a dtype."""
-PROMOTE = _names(
-    """
-    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
-    """
-)
+PROMOTE = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 """AT_FORALL_PROMOTE: arguments of several floating dtypes become the widest one."""
 ALIASES = {"__matmul__": "matmul", "__rmatmul__": "matmul", "__pow__": "pow", "__rpow__": "pow"}
 
 
+@dataclass
 class _State:
     """The autocast state of the meta device: what TLS holds for a real one."""
 
-    enabled = False
-    dtype = torch.bfloat16
-    nesting = 0
-    cache: dict[int, tuple[Tensor, Tensor]]
-
-    def __init__(self) -> None:
-        self.cache = {}
+    enabled: bool = False
+    dtype: torch.dtype = torch.bfloat16
+    nesting: int = 0
+    cache: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])
 
 
-class _ShapeAutocast:
+@contextmanager
+def _shape_autocast(state: _State, dtype: torch.dtype | None, enabled: bool) -> Iterator[None]:
     """torch.autocast("meta", ...)."""
-
-    def __init__(self, state: _State, dtype: torch.dtype | None, enabled: bool) -> None:
-        self._state = state
-        self._dtype = dtype or state.dtype
-        self._enabled = enabled
-
-    def __enter__(self) -> None:
-        state = self._state
-        self._before = state.enabled, state.dtype
-        state.enabled, state.dtype = self._enabled, self._dtype
-        state.nesting += 1
-        # pushed here and not once for the run: backward (a checkpointed block) starts with no modes
-        self._casts = _Casts(state)
-        self._casts.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._casts.__exit__(None, None, None)
-        state = self._state
-        state.enabled, state.dtype = self._before
+    before = state.enabled, state.dtype
+    state.enabled, state.dtype = enabled, dtype or state.dtype
+    state.nesting += 1
+    try:
+        with _Casts(state):  # here and not once for the run: backward (a checkpointed block) has no modes
+            yield
+    finally:
+        state.enabled, state.dtype = before
         state.nesting -= 1
         if state.nesting == 0:
             state.cache.clear()
@@ -189,7 +170,7 @@ def cuda_autocast_on_meta() -> Iterator[None]:
 
     def autocast(device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> Any:
         if device_type == "meta":
-            return _ShapeAutocast(state, dtype, enabled)
+            return _shape_autocast(state, dtype, enabled)
         return real_autocast(device_type, dtype, enabled, cache_enabled)
 
     def is_autocast_enabled(device_type: str = "meta") -> bool:  # no argument asks about CUDA
@@ -218,7 +199,7 @@ def cuda_autocast_on_meta() -> Iterator[None]:
             Replacement("torch.get_autocast_dtype", get_autocast_dtype, why),
             Replacement("torch.amp.is_autocast_available", is_autocast_available, why),
             Replacement("torch.clear_autocast_cache", clear_autocast_cache, why),
-            Replacement(generic, lambda: _ShapeAutocast(state, state.dtype, False), "leaves autocast on"),
+            Replacement(generic, lambda: _shape_autocast(state, state.dtype, False), "leaves autocast on"),
         ]
     ):
         yield

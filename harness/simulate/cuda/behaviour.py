@@ -27,7 +27,7 @@ from harness.simulate.cuda.flash_attn_package import flash_replacements
 from harness.simulate.cuda.known_values import remember, with_numbers, with_values
 from harness.simulate.cuda.libraries import library_replacements
 from harness.simulate.cuda.shape_cache import Call, ShapeCache
-from harness.system import Replacement, all_replaced
+from harness.system import Replacement, all_replaced, nothing
 
 aten = torch.ops.aten
 
@@ -188,7 +188,7 @@ def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     yield Replacement(asked, lambda: ["meta", "cuda"], "clips gradients one by one")
     asked = "torch.optim.optimizer._get_fused_kernels_supported_devices"
     yield Replacement(asked, lambda: ["meta", "cuda", "cpu"], "refuses fused optimizers")
-    yield Replacement("torch.cuda.synchronize", lambda *_: None, "raises, and libraries call it")
+    yield Replacement("torch.cuda.synchronize", nothing, "raises, and libraries call it")
     yield Replacement("torch.cuda.empty_cache", rules.empty_cache, "does nothing")
     if rules.recipe.flash_package:
         rules.attention_kernels.add(rules.recipe.attention)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.system import Replacement
+from harness.system import Replacement, nothing
 from harness.training import to_host
 
 PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam"
@@ -42,8 +42,4 @@ def host_replacements() -> Iterator[Replacement]:
 
     yield Replacement(f"{PARAM}._init_sharded_param", init_on_host, "a part moves to the CPU")
     yield Replacement("torch.Tensor.to", to_cpu, "a summed gradient moves to the CPU")
-    yield Replacement(f"{GROUP}._validate_cpu_offload_params", _nothing, "looks for the CPU")
-
-
-def _nothing(*_: Any) -> None:
-    """Nobody looks where the parts are."""
+    yield Replacement(f"{GROUP}._validate_cpu_offload_params", nothing, "looks for the CPU")

@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.kernels import Gpu
 from harness.recipe import Recipe
 from harness.simulate.cuda.device_is_cuda import as_on_cuda
-from harness.system import Replacement, replaced
+from harness.system import Replacement, nothing, replaced
 from harness.training import on_host
 
 
@@ -49,7 +49,7 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
         yield Replacement(name, asked, "loops over experts where a GPU is too old")
     if find_spec("triton") is not None:
         why = "runs kernels (Liger's), which write into tensors that Python made"
-        run = _timed if recipe.by_liger or recipe.by_odds else _nothing
+        run = _timed if recipe.by_liger or recipe.by_odds else nothing
         yield Replacement("triton.runtime.jit.JITFunction.run", run, why)
         yield Replacement("triton.runtime.interpreter.InterpretedFunction.run", run, why)
     if recipe.by_liger and find_spec("liger_kernel") is not None:
@@ -99,8 +99,8 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
     if recipe.by_bitsandbytes and find_spec("bitsandbytes") is not None:
         why = "asks CUDA for managed memory"
         yield Replacement("bitsandbytes.functional.get_paged", _paged, why)
-        yield Replacement("bitsandbytes.functional.fill", _nothing, why)
-        yield Replacement("bitsandbytes.functional.prefetch_tensor", _nothing, why)
+        yield Replacement("bitsandbytes.functional.fill", nothing, why)
+        yield Replacement("bitsandbytes.functional.prefetch_tensor", nothing, why)
 
 
 CHUNKED = "torch.nn.modules.linear_cross_entropy"
@@ -163,10 +163,6 @@ def _timed(kernel: Any, *args: Any, **kwargs: Any) -> None:
     counts once, too."""
     touched = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     torch.ops.harness.triton_kernel(touched)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """What is written nobody reads."""
 
 
 def _with_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from harness.errors import InputError
 from harness.simulate.cuda.communication import Communication
 from harness.simulate.cuda.fsdp_on_host import host_replacements
 from harness.simulate.cuda.streams import Streams
-from harness.system import Replacement, all_replaced, replaced
+from harness.system import Replacement, all_replaced, nothing, replaced
 
 
 @contextmanager
@@ -40,11 +40,11 @@ def one_rank(rank: int, world_size: int, streams: Streams, communication: Commun
 
 def _replacements(communication: Communication) -> Iterator[Replacement]:
     group = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
-    yield Replacement(f"{group}._validate_no_meta_params", _nothing, "refuses weights that are only shapes")
+    yield Replacement(f"{group}._validate_no_meta_params", nothing, "refuses weights that are only shapes")
     verify = "torch.nn.parallel.distributed._verify_param_shape_across_processes"
-    yield Replacement(verify, _nothing, "reads back what other ranks have sent")
+    yield Replacement(verify, nothing, "reads back what other ranks have sent")
     statistics = "torch.distributed.Logger.set_runtime_stats_and_log"
-    yield Replacement(statistics, _nothing, "warns that it cannot time a device that is not there")
+    yield Replacement(statistics, nothing, "warns that it cannot time a device that is not there")
     reducer = communication.with_sums(distributed.Reducer)
     yield from host_replacements()
     from torch.distributed.tensor import _sharding_prop as propagation
@@ -71,7 +71,3 @@ def _if_strided(propagate: Callable[[Any, Any], None]) -> Callable[[Any, Any], N
             propagate(strategy, schema)
 
     return propagate_if_strided
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Nobody looks at what is done."""

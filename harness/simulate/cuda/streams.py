@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from harness.hardware import GPUS_PER_NODE
 from harness.simulate.clock import SimulatedTime
 from harness.simulate.memory import SimulatedMemory
 
 DEFAULT_STREAM = 0
-GPUS_OF_A_NODE = 8
 
 
 class Event:
@@ -105,7 +105,7 @@ class Streams:
 
     def device_count(self) -> int:
         """As many as a node has: DTensor weighs its ways by which ranks are on one."""
-        return GPUS_OF_A_NODE
+        return GPUS_PER_NODE
 
     def _enter(self, stream: Stream) -> None:
         self._current = stream

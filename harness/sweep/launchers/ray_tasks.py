@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness.errors import InputError, MissingDependency
+from harness.errors import InputError, needed
 from harness.sweep.cell import Outcome
 from harness.sweep.launchers.launcher import Lost, Question
 from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assignment, first_line, read_answer
@@ -30,10 +30,8 @@ class RayTasks:
 
         Raises MissingDependency without ray, InputError without a cluster or for options it does not take.
         """
-        try:
+        with needed("ray", "ray", "--launcher ray"):
             import ray
-        except ImportError:
-            raise MissingDependency("ray", "ray", "--launcher ray") from None
         options = dict(options)
         address = options.pop(ADDRESS, None)
         if ours := [name for name in options if name in OURS]:

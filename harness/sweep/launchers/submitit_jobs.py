@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import InputError, MissingDependency
+from harness.errors import InputError, needed
 from harness.sweep.cell import Outcome
 from harness.sweep.launchers.launcher import Lost, Question
 from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assignment, first_line, read_answer
@@ -112,10 +112,8 @@ class SubmititJobs:
             job.cancel(check=False)
 
     def _opened(self, folder: Path) -> Any:
-        try:
+        with needed("submitit", "submitit", "--launcher submitit"):
             import submitit
-        except ImportError:
-            raise MissingDependency("submitit", "submitit", "--launcher submitit") from None
         try:
             with warnings.catch_warnings(action="ignore"):  # that it puts slurm_ before partition=gpu
                 executor = submitit.AutoExecutor(folder, cluster=self._cluster)

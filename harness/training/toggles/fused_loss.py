@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from harness.errors import MissingDependency
+from harness.errors import needed
 from harness.parallel import without_adapter
 from harness.recipe import Recipe
 from harness.training.toggles import Problem
@@ -24,10 +24,8 @@ def fuse_loss(recipe: Recipe, model: Any) -> None:
     with `kernels: liger` its norms, activations and rotations."""
     if not (recipe.fused_loss or recipe.by_liger):
         return
-    try:
+    with needed("liger-kernel", "liger", "loss: fused_linear" if recipe.fused_loss else "kernels: liger"):
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
-    except ImportError:
-        raise MissingDependency("liger-kernel", "liger", _line(recipe)) from None
     # which kernels of other makers it did not find: a handler that keeps the record keeps that call's tensors
     logging.getLogger("liger_kernel").setLevel(logging.ERROR)
     base = without_adapter(model)
@@ -54,10 +52,6 @@ def _with_globals(function: Any, names: dict[str, Any]) -> Any:
     )
     made.__kwdefaults__ = function.__kwdefaults__
     return made
-
-
-def _line(recipe: Recipe) -> str:
-    return "loss: fused_linear" if recipe.fused_loss else "kernels: liger"
 
 
 def fused_loss_problems(recipe: Recipe, config: Any, device: torch.device) -> Iterator[Problem]:

@@ -11,6 +11,13 @@ from harness.recipe import Recipe
 from harness.training.model_config import model_class
 from harness.training.toggles import Problem
 
+COSTLY = (
+    *("mm", "addmm", "bmm", "baddbmm", "_grouped_mm"),
+    *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
+    *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+)
+"""Products of matrices, grouped ones and fused attention among them: what is not computed again."""
+
 
 def checkpoint_blocks(recipe: Recipe, model: Any) -> None:
     if not recipe.gradient_checkpointing:
@@ -18,24 +25,12 @@ def checkpoint_blocks(recipe: Recipe, model: Any) -> None:
     # Non-reentrant: it stops recomputing early and needs no input that requires a gradient.
     how: dict[str, Any] = {"use_reentrant": False}
     if recipe.selective_checkpointing:
-        how["context_fn"] = partial(create_selective_checkpoint_contexts, list(_costly()))
+        kept = [getattr(torch.ops.aten, name).default for name in COSTLY]
+        how["context_fn"] = partial(create_selective_checkpoint_contexts, kept)
     if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.2x
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-
-
-def _costly() -> Iterator[Any]:
-    """Products of matrices, grouped ones and fused attention among them: what is not computed again."""
-    names = (
-        *("mm", "addmm", "bmm", "baddbmm", "_grouped_mm"),
-        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
-        *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu"),
-    )
-    for name in names:
-        operator = getattr(torch.ops.aten, name, None)
-        if operator is not None:
-            yield operator.default
 
 
 def checkpointing_problems(recipe: Recipe, config: Any) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.errors import InputError, MissingDependency
+from harness.errors import InputError, needed
 from harness.recipe import Recipe
 from harness.training.toggles.optimizer_state import Build
 from harness.training.toggles.scores import head_of
@@ -45,13 +45,11 @@ def _package(recipe: Recipe) -> tuple[Any, dict[str, Any]]:
     """The class, and what Trainer tells it of the layers whose gradients are projected."""
     settings: dict[str, Any] = {"update_proj_gap": 200, "proj_type": "std"}
     name = recipe.optimizer.partition("_")[0]
-    try:
+    with needed(f"{name}-torch", name, f"optimizer: {recipe.optimizer}"):
         if name == "galore":
             from galore_torch import GaLoreAdamW
 
             return GaLoreAdamW, settings | {"scale": 0.25}
         from apollo_torch import APOLLOAdamW
-    except ImportError:
-        raise MissingDependency(f"{name}-torch", name, f"optimizer: {recipe.optimizer}") from None
     adam = {"betas": (0.9, 0.999), "eps": 1e-8}
     return APOLLOAdamW, settings | adam | {"scale": 1.0, "proj": "random", "scale_type": "channel"}

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.errors import InputError, MissingDependency
+from harness.errors import InputError, needed
 from harness.recipe import Recipe
 from harness.training.toggles.low_rank_optimizer import low_rank
 from harness.training.toggles.muon import muon_and_adamw
@@ -55,11 +55,10 @@ def _constructor(recipe: Recipe, model: nn.Module) -> Build:
     4096 elements, embeddings included (Trainer keeps 32-bit state for those).
     """
     rates: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
+    wanted = f"optimizer: {recipe.optimizer}"
     if recipe.by_bitsandbytes:
-        try:
+        with needed("bitsandbytes", None, wanted):
             import bitsandbytes as bnb
-        except ImportError:
-            raise MissingDependency("bitsandbytes", None, f"optimizer: {recipe.optimizer}") from None
         classes = {
             "adamw_8bit": bnb.optim.AdamW8bit,
             "paged_adamw_8bit": bnb.optim.PagedAdamW8bit,
@@ -68,10 +67,8 @@ def _constructor(recipe: Recipe, model: nn.Module) -> Build:
         }
         return lambda params: classes[recipe.optimizer](params, **rates)
     if recipe.by_torchao:
-        try:
+        with needed("torchao", "torchao", wanted):
             from torchao.optim import AdamW4bit, AdamW8bit  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise MissingDependency("torchao", "torchao", f"optimizer: {recipe.optimizer}") from None
         low_bit = AdamW8bit if recipe.optimizer == "adamw_torch_8bit" else AdamW4bit
         return lambda params: low_bit(params, **rates)
     if recipe.low_rank_optimizer:
@@ -91,10 +88,8 @@ def _constructor(recipe: Recipe, model: nn.Module) -> Build:
 
 def _schedule_free(recipe: Recipe, **settings: Any) -> Build:
     """AdamW of arXiv 2405.15682, in train mode: the weights are those that gradients are taken at."""
-    try:
+    with needed("schedulefree", "schedule-free", f"optimizer: {recipe.optimizer}"):
         from schedulefree import AdamWScheduleFree
-    except ImportError:
-        raise MissingDependency("schedulefree", "schedule-free", f"optimizer: {recipe.optimizer}") from None
 
     def build(params: Any) -> torch.optim.Optimizer:
         optimizer = AdamWScheduleFree(params, **settings)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from harness.errors import MissingDependency
+from harness.errors import needed
 from harness.parallel import DTYPES
 from harness.recipe import Recipe
 
@@ -59,10 +59,8 @@ def build_random(
     if not recipe.quantized:
         with device:
             return build()
-    try:
+    with needed("bitsandbytes", None, f"quantization: {recipe.quantization}"):
         import bitsandbytes as bnb
-    except ImportError:
-        raise MissingDependency("bitsandbytes", None, f"quantization: {recipe.quantization}") from None
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.base import get_keys_to_not_convert
 

@@ -133,9 +133,7 @@ def _from_all(group, ours):
     number = _numbers[group.group_name] = _numbers.get(group.group_name, 0) + 1
     key = f"virtual_gpu/{group.group_name}"
     _put(f"{key}/{number}/{rank}", ours)
-    found = []
-    for other in range(size):
-        found.append(ours if other == rank else _taken(f"{key}/{number}/{other}"))
+    found = [ours if other == rank else _taken(f"{key}/{number}/{other}") for other in range(size)]
     if number > 1:  # everyone has read it: who is here has been there
         _delete(f"{key}/{number - 1}/{rank}")
     return found

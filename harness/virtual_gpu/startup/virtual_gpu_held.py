@@ -76,9 +76,13 @@ def _note(notes, tensor):
     notes[storage._cdata] = storage.data_ptr()
 
 
-def is_assumed(tensor):
-    found = _assumed.get(torch._C._storage_address(tensor)) if _assumed else None
+def _is_noted(notes, tensor):
+    found = notes.get(torch._C._storage_address(tensor)) if notes else None
     return found is not None and found == tensor.untyped_storage().data_ptr()
+
+
+def is_assumed(tensor):
+    return _is_noted(_assumed, tensor)
 
 
 def presume(tensor):
@@ -88,13 +92,7 @@ def presume(tensor):
 
 def presumed(tensor):
     """What is read of values that nobody knows: not what another tensor left there."""
-    found = _presumed.get(torch._C._storage_address(tensor)) if _presumed else None
-    return int(found is not None and found == tensor.untyped_storage().data_ptr())
-
-
-def _is_unknown(tensor):
-    found = _unknown.get(torch._C._storage_address(tensor))
-    return found is not None and found == tensor.untyped_storage().data_ptr()
+    return int(_is_noted(_presumed, tensor))
 
 
 def await_values(tensor, arrive):
@@ -115,7 +113,7 @@ def can_hold(tensor):
         return False
     if is_held(tensor):
         return True
-    if tensor.numel() * tensor.element_size() < size and (floats or _is_unknown(tensor)):
+    if tensor.numel() * tensor.element_size() < size and (floats or _is_noted(_unknown, tensor)):
         return False
     if _bytes[floats] + size > BUDGET_BYTES[floats]:
         _sweep()

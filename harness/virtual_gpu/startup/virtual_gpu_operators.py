@@ -73,10 +73,9 @@ class Operator:
 
     def writes(self, arguments, options):
         """The tensors that it writes into, of those that it is given."""
-        found = []
-        for place, name in self.written:
-            found.append(arguments[place] if place < len(arguments) else options.get(name))
-        return tensors_in(found)
+        return tensors_in(
+            arguments[place] if place < len(arguments) else options.get(name) for place, name in self.written
+        )
 
     def reads(self, arguments, options):
         """The tensors whose values have a say in the result."""

@@ -237,12 +237,16 @@ def _write_what_follows(what, on_host, arguments, options, wanted, made):
     if not what.is_new:
         for result in wanted:
             hold(result)
-    host = [_on_host(argument) for argument in arguments]
-    computed = tensors_in((on_host(*host, **{name: _on_host(option) for name, option in options.items()}),))
+    computed = _computed(on_host, arguments, options)
     if what.is_new:
         for result, value in zip(tensors_in((made,)), computed, strict=True):
             if any(result is each for each in wanted):
                 _write(result, value)
+
+
+def _computed(operator, arguments, options):
+    host = [_on_host(argument) for argument in arguments]
+    return tensors_in((operator(*host, **{name: _on_host(option) for name, option in options.items()}),))
 
 
 def _compute(name, function, *arguments, writes=()):
@@ -291,16 +295,11 @@ def _with_numbers(packet, places, redispatch, keys, *arguments, **options):
 
 def _count(operator, redispatch, keys, arguments, options):
     """Operators whose kernels count first: they are told the number."""
-
-    def compute():
-        host = [_on_host(argument) for argument in arguments]
-        return tensors_in((operator(*host, **{name: _on_host(option) for name, option in options.items()}),))
-
     unknown = [tensor for tensor in tensors_in(arguments) if not (tensor.is_cpu or is_held(tensor))]
     too_much = any(tensor.numel() > MOST_WORK for tensor in unknown)
     if any(is_plain(each) and not is_of_floats(each) and not is_assumed(each) for each in unknown):
         tell()
-    values = None if too_much else _compute(operator.__name__, compute)
+    values = None if too_much else _compute(operator.__name__, _computed, operator, arguments, options)
     if values is None:
         return redispatch(keys, *arguments, **options)
     along = arguments[1] if operator.__name__.startswith("unique_dim") else 0
@@ -330,10 +329,9 @@ def _dim_of(base, arguments, options):
 def _resized(redispatch, keys, tensor, *how, **named):
     """What was there stays, wherever the memory lies then; what is added is nobody's."""
     kept = None
-    if not has_a_mode(keys) and is_plain(tensor) and tensor.numel() and is_held(tensor):
-        kept = (
-            values_of(tensor).as_strided((tensor.numel(),), (1,)).clone() if tensor.is_contiguous() else None
-        )
+    is_known = not has_a_mode(keys) and is_plain(tensor) and tensor.numel() and is_held(tensor)
+    if is_known and tensor.is_contiguous():
+        kept = values_of(tensor).as_strided((tensor.numel(),), (1,)).clone()
     made = redispatch(keys, tensor, *how, **named)
     if kept is not None and not is_held(tensor) and can_hold(tensor):
         _compute("resize_", lambda: hold(tensor).view(-1)[: len(kept)].copy_(kept[: tensor.numel()]))
@@ -349,11 +347,16 @@ def _copied(redispatch, keys, to, source, *how):
     if is_plain(source):
         _copied_from_the_device(to, source)
     elif is_plain(to) and source.is_cpu:
-        if can_hold(to):
-            _compute("copy_", _write, to, source, writes=(to,))
-        else:
-            forget(to)
+        _written(to, source)
     return made
+
+
+def _written(to, values):
+    """`to` has these values of the host from now on, if there is room for them."""
+    if can_hold(to):
+        _compute("copy_", _write, to, values, writes=(to,))
+    else:
+        forget(to)
 
 
 def _copied_from_the_device(to, source):
@@ -361,10 +364,7 @@ def _copied_from_the_device(to, source):
         if to.is_cpu:
             _compute("copy_", to.copy_, values_of(source))
         elif is_plain(to):
-            if can_hold(to):
-                _compute("copy_", _write, to, values_of(source), writes=(to,))
-            else:
-                forget(to)
+            _written(to, values_of(source))
     elif to.is_cpu:
         if source.numel() == 1 or is_looked_at(to, source):
             tell(presumed(source))
