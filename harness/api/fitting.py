@@ -77,7 +77,8 @@ class FitAnswer:
                 for change in self.found.changes
             ),
         ]
-        notes = [f"It fits with {self.together}.", *self.found.notes] if self.together else self.found.notes
+        notes = [f"It fits with {self.together}."] if self.together else []
+        notes += [note for note in (self.found.unsimulated, *self.found.notes) if note]
         return notebook_html(f"{self.name} on {self.where}", [rows, changes], notes)
 
 

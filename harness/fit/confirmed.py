@@ -70,8 +70,7 @@ class ConfirmedFit:
     num_parameters: int | None = None
     """Of the model, without an adapter; None where its config tells too little."""
     notes: list[str] = field(default_factory=list[str])
-    unsimulated: str = ""
-    """Of the notes, why nothing could be simulated: a run may be refused for the same reason."""
+    unsimulated: str = ""  # why nothing could be; a run may be refused for the same reason
     held_back: HeldBack | None = None
     """What the memory is that keeps a larger micro batch from fitting; None where nobody knows."""
     neutral: NeutralChange | None = None
@@ -140,9 +139,7 @@ def _search(
     except InputError as error:
         if arithmetic is None:
             raise
-        found.largest.clear()
         found.unsimulated = f"by arithmetic alone, because it cannot be simulated: {error}"
-        found.notes.append(found.unsimulated)
         return found
     if unknown is not None:
         found.notes.append(f"by simulation alone: {unknown}")

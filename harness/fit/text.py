@@ -55,8 +55,7 @@ def fit_lines(
         for what, enough in found.wider.items():
             yield f"  {what}: {'fits' if enough else 'does not fit'}"
     for note in _notes(recipe, found):
-        if note != found.unsimulated:
-            yield f"Note: {note}"
+        yield f"Note: {note}"
 
 
 def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
             }
             for change in found.changes
         ],
-        "notes": _notes(recipe, found),
+        "notes": [*([found.unsimulated] if found.unsimulated else []), *_notes(recipe, found)],
     }
 
 

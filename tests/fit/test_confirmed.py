@@ -141,7 +141,8 @@ def test_a_recipe_that_does_not_fit_gets_changes_that_were_seen_to() -> None:
 def test_what_cannot_be_simulated_keeps_what_arithmetic_says() -> None:
     found = fit_confirmed(tiny(compile=True, precision="bf16"), A100, PLAIN)
     assert (found.seen, found.fits_something) == (False, True)
-    assert any("by arithmetic alone" in note and "compile" in note for note in found.notes)
+    document = fit_document("tiny", "an A100", tiny(compile=True), found)
+    assert any("by arithmetic alone" in note and "compile" in note for note in document["notes"])
     verdict, reason, *rest = fit_lines("tiny", "an A100", tiny(compile=True), A100, found)
     assert verdict.endswith(": fits by arithmetic")  # and no "fits as it is": a run may be refused, too
     assert reason.startswith("  by arithmetic alone, because it cannot be simulated: compile")
