@@ -146,7 +146,15 @@ class Piece:
             and min(rows) <= point.micro_batch_size <= max(rows)
             and min(tokens) <= point.seq_len <= max(tokens)
             and (min(tokens) == max(tokens) or point.seq_len % self.sequence_step == 0)
+            and self._has_sizes_at(point)
         )
+
+    def _has_sizes_at(self, point: Point) -> bool:
+        """Whether its expressions are whole numbers of bytes there: they are wrong where one is not."""
+        try:
+            return bool(self.sizes_at(point))
+        except ValueError:
+            return False
 
     def distance(self, point: Point) -> float:
         """How far the nearest of its points lies from `point`, in powers of two."""

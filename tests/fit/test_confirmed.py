@@ -262,6 +262,19 @@ def test_no_answer_says_rows_where_a_micro_batch_is_pairs(task: str, monkeypatch
 
 
 @long
+def test_a_size_that_is_no_whole_number_of_bytes_at_a_point_is_simulated_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside another thread one process makes both searches: what the first learnt of rows and of lengths
+    spans points at which orpo's copies of the chosen rows are no whole numbers."""
+    monkeypatch.setattr("harness.fit.simulations._may_fork", lambda: False)
+    recipe = tiny(task="orpo", seq_len=128)
+    alone = {name: found.value for name, found in fit_confirmed(recipe, with_mib(200), PLAIN).largest.items()}
+    assert alone["micro_batch_size"]
+    assert alone["seq_len"]
+
+
+@long
 def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
     """Each of 4 GPUs has 4,096 × 64 / 4 numbers of each of 72 weights of MLPs when AdamW makes room for them
     all; a layer's keys have 16 numbers too, which is chance."""
