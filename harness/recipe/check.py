@@ -18,7 +18,8 @@ CALL = "call"
 """Where overrides are given: what a message names."""
 NOT_HERE: dict[str, dict[str, str]] = {
     "quantization": {
-        **dict.fromkeys(("nvfp4", "mxfp4", "fp8", "mxfp8"), "a format of floats with shared scales"),
+        **dict.fromkeys(("nvfp4", "mxfp4", "mxfp8"), "a format of floats with shared scales"),
+        "fp8": "a format of products here and of no weights: write fp8: true",
         **dict.fromkeys(("gptq", "awq", "hqq", "aqlm", "eetq", "gguf"), "another library's format"),
         **dict.fromkeys(("int4", "4bit", "bnb_4bit"), "4 bits a weight: write quantization: nf4"),
         **dict.fromkeys(("8bit", "bnb_8bit"), "8 bits a weight: write quantization: int8"),
@@ -36,7 +37,7 @@ NOT_HERE: dict[str, dict[str, str]] = {
         **dict.fromkeys(("float16", "half"), "16-bit floats: write precision: fp16"),
         "bfloat16": "the same as bf16: write precision: bf16",
         "float32": "32-bit floats: write precision: fp32",
-        **dict.fromkeys(("fp8", "float8"), "8-bit floats"),
+        **dict.fromkeys(("fp8", "float8"), "products in 8-bit floats: write fp8: true"),
     },
     "parallel": {
         "zero3": "DeepSpeed's, and FSDP2 divides the same: write parallel: fsdp",
