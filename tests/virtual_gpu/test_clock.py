@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.hardware import NETWORK, find_hardware
-from harness.kernel_time import collective, product, transfer
+from harness.kernel_time import attention, collective, product, transfer
 
 pytestmark = pytest.mark.virtual_gpu
 
@@ -189,6 +189,28 @@ def test_what_a_step_takes_is_told_at_the_end(emulate, tmp_path: Path) -> None:
     assert found["unknown"] == 0
     assert f"a step takes {found['step_time_s'] * 1e3:.1f} ms on this h100, estimated" in done.stderr
     assert "tokens/s; MFU" in done.stderr
+
+
+ATTENDING = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+states = torch.zeros(4, 16, 2048, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+optimizer = torch.optim.SGD([states], lr=0.1)
+for _ in range(3):
+    scaled_dot_product_attention(states, states, states, is_causal=True).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_attention_has_its_time_forward_and_backward(emulate, tmp_path: Path) -> None:
+    """cuDNN's on a Hopper, whose backward is given tensors that are not defined: rows are of one length."""
+    emulate(code=ATTENDING, options=("--out", "out"))
+    (path,) = (tmp_path / "out").glob("*-times.json")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    asked = 4, 16, 2048, 2048, 128
+    each = [attention(H100, "cudnn", way, *asked, causal=True) for way in ("forward", "backward")]
+    assert found["kernels_s"]["attention"] == pytest.approx(sum(each), rel=0.05)
+    assert found["unknown"] == 0
 
 
 def test_memory_is_the_same_with_the_clock_and_without(emulate) -> None:
