@@ -4,7 +4,6 @@ The formula of a few simulated steps says where to look, a simulated step decide
 that cannot be simulated keeps what arithmetic says (fit/search.py), which also prices changes.
 """
 
-import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -40,6 +39,7 @@ from harness.fit.simulations import Simulations, both_at_once
 from harness.formula import NotRepeated
 from harness.hardware import Hardware
 from harness.recipe import Recipe, on_more_ranks
+from harness.system import collected_by_hand
 from harness.units import in_gib
 
 SEEN_TO_FIT = 2
@@ -96,6 +96,7 @@ class ConfirmedFit:
         )
 
 
+@collected_by_hand()  # formulas are a million numbers, searched for cycles again and again
 def fit_confirmed(
     recipe: Recipe,
     hardware: Hardware,
@@ -321,14 +322,14 @@ class _Confirming:
     def _price(self) -> Pricing:
         if self.found.arithmetic is not None:
             return by_arithmetic(self.hardware, load_shape(self.recipe.model))
-        context = self.hardware.calibration.cuda_context_bytes
         prices: dict[str, Price] = {}
 
         def price(recipe: Recipe) -> Price:
             changes = overrides(self.recipe, recipe.model_dump())
             if changes not in prices:
                 profile = self.simulations.timed(recipe)
-                needed = context + (profile.memory.peak_allocated_bytes or 0)
+                peak_bytes = profile.memory.peak_allocated_bytes or 0
+                needed = peak_bytes + self.hardware.calibration.cuda_context_bytes
                 prices[changes] = Price(needed, profile.step.tokens_per_s or 0.0)
                 self.told(f"{changes or 'as it is'}: needs {in_gib(needed)}")
             return prices[changes]
@@ -348,15 +349,14 @@ class _Confirming:
         """The change with what a simulation says of it."""
         other = changed(self.recipe, change.fields)
         fits = self._fits(other) is None
-        change = dataclasses.replace(change, fits=fits, seen=True)
+        change = replace(change, fits=fits, seen=True)
         if not fits:
             return change
         self._enough = self._enough or other
         before, after = (self.simulations.timed(recipe) for recipe in (self.recipe, other))
         saved = (before.memory.peak_allocated_bytes or 0) - (after.memory.peak_allocated_bytes or 0)
         now, then = before.step.tokens_per_s, after.step.tokens_per_s
-        slowdown = now / then if now and then else change.slowdown
-        return dataclasses.replace(change, saved_bytes=saved, slowdown=slowdown)
+        return replace(change, saved_bytes=saved, slowdown=now / then if now and then else change.slowdown)
 
     def _ahead(self, fitting: list[Change], beside: list[Recipe]) -> None:
         """Simulate what will be asked for, in two processes. What is surely enough has to be seen with all

@@ -30,6 +30,7 @@ from harness.hardware import Hardware, all_hardware
 from harness.napkin import estimate, required_bytes
 from harness.recipe import Recipe
 from harness.step_profile import time_in_words
+from harness.system import collected_by_hand
 from harness.units import in_ms
 
 AT_FIRST = 2
@@ -41,6 +42,7 @@ WORKSPACES_BYTES = 2**28
 """More than the libraries' workspaces, which stay on the device too and are not the same on every kind."""
 
 
+@collected_by_hand()
 def compare_hardware(
     recipe: Recipe,
     prices: dict[str, float],

@@ -23,6 +23,7 @@ from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import GPUS_PER_NODE, Hardware
 from harness.napkin import Memory, Moment, Sizes, Timing, estimate, ring, sent_bytes
 from harness.recipe import Recipe, check_recipe
+from harness.system import collected_by_hand
 from harness.units import in_gib
 
 REDUCE_BUCKET_SIZE = 500_000_000
@@ -151,6 +152,7 @@ def model_states(strategy: str, whole: States, gpus: int) -> States:
     return States(whole.parameters / divided[0], whole.gradients / divided[1], whole.optimizer / divided[2])
 
 
+@collected_by_hand()
 def strategies(
     memory: Memory,
     gpus: int,
