@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from harness.errors import InputError, MissingDependency
+from harness.errors import InputError, needed
 from harness.parallel import DTYPES
 from harness.recipe import Recipe
 from harness.training.toggles.optimizer_state import state_shapes
@@ -64,13 +64,8 @@ def multiply_in_fp8(recipe: Recipe, model: Any, device: torch.device) -> None:
     take, multiples of 16. A CPU has no such units, and computes with the same rounded factors in fp32."""
     if not recipe.fp8:
         return
-    try:
-        from torchao.float8 import (  # pyright: ignore[reportMissingImports]
-            Float8LinearConfig,
-            convert_to_float8_training,
-        )
-    except ImportError:
-        raise MissingDependency("torchao", "torchao", "fp8: true") from None
+    with needed("torchao", "torchao", "fp8: true"):
+        from torchao import float8  # pyright: ignore[reportMissingImports]
     head = model.get_output_embeddings()
     able = {
         layer
@@ -83,9 +78,9 @@ def multiply_in_fp8(recipe: Recipe, model: Any, device: torch.device) -> None:
             "its head; set fp8: false."
         )
     # padded as accelerate asks for it: rows of any number
-    how = Float8LinearConfig(pad_inner_dim=True, emulate=device.type == "cpu")
+    how = float8.Float8LinearConfig(pad_inner_dim=True, emulate=device.type == "cpu")
     with _disable_current_modes():  # it makes layers of shapes, which nobody who counts bytes may see
-        convert_to_float8_training(model, config=how, module_filter_fn=lambda layer, _: layer in able)
+        float8.convert_to_float8_training(model, config=how, module_filter_fn=lambda layer, _: layer in able)
 
 
 class GradScaler(torch.amp.GradScaler):
