@@ -63,17 +63,27 @@ class _State:
     cache: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])
 
 
-@contextmanager
-def _shape_autocast(state: _State, dtype: torch.dtype | None, enabled: bool) -> Iterator[None]:
-    """torch.autocast("meta", ...)."""
-    before = state.enabled, state.dtype
-    state.enabled, state.dtype = enabled, dtype or state.dtype
-    state.nesting += 1
-    try:
-        with _Casts(state):  # here and not once for the run: backward (a checkpointed block) has no modes
-            yield
-    finally:
-        state.enabled, state.dtype = before
+class _ShapeAutocast:
+    """torch.autocast("meta", ...): like it, one that may be entered again."""
+
+    def __init__(self, state: _State, dtype: torch.dtype | None, enabled: bool) -> None:
+        self._state = state
+        self._dtype = dtype or state.dtype
+        self._enabled = enabled
+
+    def __enter__(self) -> None:
+        state = self._state
+        self._before = state.enabled, state.dtype
+        state.enabled, state.dtype = self._enabled, self._dtype
+        state.nesting += 1
+        # pushed here and not once for the run: backward (a checkpointed block) starts with no modes
+        self._casts = _Casts(state)
+        self._casts.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._casts.__exit__(None, None, None)
+        state = self._state
+        state.enabled, state.dtype = self._before
         state.nesting -= 1
         if state.nesting == 0:
             state.cache.clear()
@@ -170,7 +180,7 @@ def cuda_autocast_on_meta() -> Iterator[None]:
 
     def autocast(device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> Any:
         if device_type == "meta":
-            return _shape_autocast(state, dtype, enabled)
+            return _ShapeAutocast(state, dtype, enabled)
         return real_autocast(device_type, dtype, enabled, cache_enabled)
 
     def is_autocast_enabled(device_type: str = "meta") -> bool:  # no argument asks about CUDA
@@ -199,7 +209,7 @@ def cuda_autocast_on_meta() -> Iterator[None]:
             Replacement("torch.get_autocast_dtype", get_autocast_dtype, why),
             Replacement("torch.amp.is_autocast_available", is_autocast_available, why),
             Replacement("torch.clear_autocast_cache", clear_autocast_cache, why),
-            Replacement(generic, lambda: _shape_autocast(state, state.dtype, False), "leaves autocast on"),
+            Replacement(generic, lambda: _ShapeAutocast(state, state.dtype, False), "leaves autocast on"),
         ]
     ):
         yield

@@ -221,6 +221,15 @@ def test_the_state_can_be_asked_for_and_comes_back() -> None:
     assert torch.amp.is_autocast_available("meta")
 
 
+def test_a_region_can_be_entered_again_as_torchs_own() -> None:
+    for device in ("cpu", "meta"):
+        region = torch.autocast(device, dtype=BF16)
+        for _ in range(2):
+            with region:
+                assert torch.is_autocast_enabled(device)
+            assert not torch.is_autocast_enabled(device)
+
+
 def test_a_failing_region_leaves_nothing_behind() -> None:
     with pytest.raises(RuntimeError), torch.autocast("meta", dtype=BF16):
         meta(2, 3) @ meta(4, 5)
