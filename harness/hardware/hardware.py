@@ -172,12 +172,13 @@ class Hardware:
         self.peak_flops(recipe.compute_dtype)
         lacking = self.lacks(recipe)
         if lacking:
-            needs = "the packages of flash attention need 8.0; set attention: sdpa"
-            if "fp8" in lacking:
-                needs = f"products in fp8 need {FP8_SINCE}; set fp8: false"
+            needs = {
+                "no fp8 units": f"products in fp8 need {FP8_SINCE}; set fp8: false",
+                "no flash attention": "the packages of flash attention need 8.0; set attention: sdpa",
+            }
             raise InputError(
                 f"hardware: {self.name} has compute capability {self.datasheet.compute_capability}, and "
-                f"{needs}, or choose another device."
+                f"{needs[lacking]}, or choose another device."
             )
 
     def summary(self, dtype: str) -> HardwareSummary:
