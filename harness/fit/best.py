@@ -1,13 +1,14 @@
 """For each card the micro batch and the toggles with which it is fastest: `harness hardware --best`.
 
 A card costs the same whatever it runs, so that the fastest is also the cheapest a token. Two simulations of
-each variant say how time and memory grow with the rows; what looks fastest on a card is then simulated at its
-own sizes, until something is seen to fit.
+each variant, on one card and timed on all, say about how time and memory grow with the rows; what looks
+fastest on a card is then simulated on that card at its own sizes, until something is seen to fit.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -34,13 +35,16 @@ CHECKPOINTING: tuple[dict[str, Any], ...] = (
 ENOUGH_TOKENS = 2**14
 """In a micro batch: with twice as many no kernel is faster a token. Of Llama-3.1-8B LoRA a simulated H100 has
 5,638, 5,678, 5,691 and 5,691 tokens/s with 1, 2, 4 and 8 rows of 4,096."""
+FLASH_SINCE = 8.0
+"""The compute capability from which on kernels take about the same memory, and tell of each other."""
 WORTH_CHANGING = 0.02
 """Of the speed: for less than that a recipe is not changed."""
 
 
 @dataclass(frozen=True)
 class _Try:
-    """What may be the best on a device. Its numbers are guessed between two sizes that were simulated."""
+    """What may be the best on a device. Its numbers are guessed between two sizes that were simulated, on a
+    device that may run other kernels."""
 
     recipe: Recipe
     changes: tuple[int, bool, int]
@@ -59,25 +63,57 @@ def best_offers(
     `kinds`: devices that run the same kernels, together. There are no offers of those that nothing can be
     simulated for.
     """
-    searches = [_Search(recipe, alike, told) for alike in kinds]
-    for end in (0, -1):  # one after the other: both ends of a variant are kept in one file
-        all_at_once((search.simulations(), sizes[end]) for search in searches for sizes in search.variants)
-    return [offer for search in searches for offer in search.offers()]
+    new = [alike for alike in kinds if float(alike[0].datasheet.compute_capability) >= FLASH_SINCE]
+    old = [alike for alike in kinds if alike not in new]
+    return [offer for some in (new, old) if some for offer in _Search(recipe, some, told).offers()]
 
 
 class _Search:
-    """Among the variants of a recipe, on devices that run the same kernels."""
+    """Among the variants of a recipe, on kinds of devices whose kernels take about the same memory."""
 
-    def __init__(self, recipe: Recipe, alike: list[Hardware], told: Callable[[str], None]) -> None:
-        self.recipe, self.alike = recipe, alike
-        self.simulations = lambda: Simulations(alike[0], told=told, alike=alike[1:])
+    def __init__(self, recipe: Recipe, kinds: Sequence[list[Hardware]], told: Callable[[str], None]) -> None:
+        self.recipe, self.kinds = recipe, kinds
+        self.devices = [device for alike in sorted(kinds, key=len, reverse=True) for device in alike]
+        """Those of the largest kind first: all are guessed from what is simulated there."""
+        self.simulations = [partial(Simulations, alike[0], told=told, alike=alike[1:]) for alike in kinds]
         """New ones know what others have left in the cache."""
-        self.variants = list(self._variants())
-        """Each from one row to as many as are enough, or as may fit the largest device."""
+        self.told = told
+
+    def offers(self) -> Iterator[Offer]:
+        """The best of each device."""
+        variants = list(self._variants())
+        for end in (0, -1):  # one after the other: both ends of a variant are kept in one file
+            all_at_once((self._on_one(), sizes[end]) for sizes in variants)
+        guesses = self._on_one()
+        known = [sizes for sizes in variants if _can_be_simulated(sizes, guesses)]
+        if not known:
+            return
+        for warning in guesses.with_plenty(known[0][0]).warnings:
+            self.told(f"warning: {warning}")
+        tries = {device.name: _tries(self.recipe, device, known, guesses) for device in self.devices}
+        guesses.keep()
+        kinds = list(zip(self.kinds, self.simulations, strict=True))
+        all_at_once(
+            (simulations(), wanted)
+            for alike, simulations in kinds
+            for wanted in dict.fromkeys(
+                one.recipe for device in alike for one in _likely(device, tries[device.name])
+            )
+        )
+        for alike, simulations in kinds:
+            own = simulations()
+            for device in alike:
+                with suppress(InputError):
+                    yield _Best(self.recipe, device, own).among(tries[device.name])
+            own.keep()
+
+    def _on_one(self) -> Simulations:
+        return Simulations(self.devices[0], told=self.told, alike=self.devices[1:])
 
     def _variants(self) -> Iterator[list[Recipe]]:
-        needs = _needs(self.recipe, self.alike[0])
-        largest = max(device.memory_bytes for device in self.alike)
+        """Each from one row to as many as are enough, or as may fit the largest device."""
+        needs = _needs(self.recipe, self.devices[0])
+        largest = max(device.memory_bytes for device in self.devices)
         enough = max(ENOUGH_TOKENS // self.recipe.seq_len, 1)
         rows = sorted({*(2**n for n in range(enough.bit_length())), self.recipe.micro_batch_size})
         for fields in _toggles(self.recipe, needs):
@@ -87,14 +123,6 @@ class _Search:
                 may_fit = [one for one in sizes if needs(one) * (1 - UNSURE) <= largest]
                 if may_fit or not fields:
                     yield may_fit or sizes[:1]
-
-    def offers(self) -> Iterator[Offer]:
-        """The best of each device."""
-        simulations = self.simulations()
-        known = [sizes for sizes in self.variants if _can_be_simulated(sizes, simulations)]
-        if known:
-            yield from (_Best(self.recipe, device, simulations).among(known) for device in self.alike)
-            simulations.keep()
 
 
 def _can_be_simulated(sizes: list[Recipe], simulations: Simulations) -> bool:
@@ -106,51 +134,84 @@ def _can_be_simulated(sizes: list[Recipe], simulations: Simulations) -> bool:
     return True
 
 
+def _tries(
+    recipe: Recipe, device: Hardware, variants: list[list[Recipe]], simulations: Simulations
+) -> list[_Try]:
+    """All variants by rows: seconds and bytes are nearly straight lines between a variant's ends."""
+    plenty, tries = with_memory(device, PLENTY_BYTES), list[_Try]()
+    beside = _libraries_bytes(device) - _libraries_bytes(simulations.hardware)
+    for sizes in variants:
+        ends = sizes[0], sizes[-1]
+        speeds = [simulations.on(plenty, end).step.tokens_per_s or 1.0 for end in ends]
+        seconds = [end.global_tokens_per_step / speed for end, speed in zip(ends, speeds, strict=True)]
+        least = [simulations.least_bytes(end) or 0 for end in ends]
+        first, last = (end.micro_batch_size for end in ends)
+        for other in sizes:
+            rows = other.micro_batch_size
+            share = (rows - first) / (last - first) if last > first else 0.0
+            after_s, needed = (low + share * (high - low) for low, high in (seconds, least))
+            fields = other.model_dump()
+            toggles = sum(value != fields[name] for name, value in recipe.model_dump().items())
+            moved = rows != recipe.micro_batch_size
+            tries.append(
+                _Try(
+                    other,
+                    (toggles - moved, moved, rows),
+                    other.global_tokens_per_step / after_s,
+                    needed + beside,
+                )
+            )
+    return tries
+
+
+def _libraries_bytes(device: Hardware) -> int:
+    return device.cublas_workspace_bytes + device.calibration.cuda_context_bytes
+
+
+def _may_fit(device: Hardware, tries: list[_Try]) -> list[_Try]:
+    """The fastest first."""
+    small = [one for one in tries if one.least_bytes <= device.memory_bytes]
+    return sorted(small, key=lambda one: -one.tokens_per_s)
+
+
+def _nearly_as_fast(best: _Try, tries: list[_Try]) -> list[_Try]:
+    """Those with the fewest changes first."""
+    enough = best.tokens_per_s * (1 - WORTH_CHANGING)
+    return sorted((one for one in tries if one.tokens_per_s >= enough), key=lambda one: one.changes)
+
+
+def _likely(device: Hardware, tries: list[_Try]) -> list[_Try]:
+    """What the search for the best of a device begins with."""
+    if not (fastest := _may_fit(device, tries)):
+        return [min(tries, key=lambda one: one.least_bytes)]
+    return [fastest[0], _nearly_as_fast(fastest[0], fastest)[0]]
+
+
 class _Best:
     """The search for the best of one device."""
 
     def __init__(self, recipe: Recipe, device: Hardware, simulations: Simulations) -> None:
         self.recipe, self.device, self.simulations = recipe, device, simulations
 
-    def among(self, variants: list[list[Recipe]]) -> Offer:
+    def among(self, tries: list[_Try]) -> Offer:
         """The fastest that fits, or one that is nearly as fast with fewer changes."""
-        tries = [one for sizes in variants for one in self._tries(sizes)]
-        may_fit = [one for one in tries if one.least_bytes <= self.device.memory_bytes]
+        may_fit = _may_fit(self.device, tries)
         if not may_fit:
-            return self._offer(min(tries, key=lambda one: one.least_bytes))
-        best = self._first_that_fits(sorted(may_fit, key=lambda one: -one.tokens_per_s))
-        enough = (best.tokens_per_s or 0) * (1 - WORTH_CHANGING)
-        alike = [one for one in may_fit if one.tokens_per_s >= enough]
-        simplest = self._first_that_fits(sorted(alike, key=lambda one: one.changes))
-        roomy = simplest.fits and (best.tight or not simplest.tight)
-        return simplest if roomy and (simplest.tokens_per_s or 0) >= enough else best
+            return self._offer(_likely(self.device, tries)[0])
+        best, offer = self._first_that_fits(may_fit)
+        _, simplest = self._first_that_fits(_nearly_as_fast(best, may_fit))
+        roomy = simplest.fits and (offer.tight or not simplest.tight)
+        enough = (offer.tokens_per_s or 0) * (1 - WORTH_CHANGING)
+        return simplest if roomy and (simplest.tokens_per_s or 0) >= enough else offer
 
-    def _first_that_fits(self, tries: list[_Try]) -> Offer:
+    def _first_that_fits(self, tries: list[_Try]) -> tuple[_Try, Offer]:
         """The first that fits with something to spare; or else that fits; or else any. `tries`: some."""
-        offers: list[Offer] = []
+        seen: list[tuple[_Try, Offer]] = []
         for one in tries:
-            offers.append(self._offer(one))
-            if offers[-1].fits and not offers[-1].tight:
-                return offers[-1]
-        return next((offer for offer in offers if offer.fits), offers[-1])
-
-    def _tries(self, sizes: list[Recipe]) -> Iterator[_Try]:
-        """One variant by rows: seconds and bytes are nearly straight lines between its ends."""
-        ends = sizes[0], sizes[-1]
-        plenty = with_memory(self.device, PLENTY_BYTES)
-        speeds = [self.simulations.on(plenty, end).step.tokens_per_s or 1.0 for end in ends]
-        seconds = [end.global_tokens_per_step / speed for end, speed in zip(ends, speeds, strict=True)]
-        least = [self.simulations.least_bytes(end) or 0 for end in ends]
-        first, last = (end.micro_batch_size for end in ends)
-        for recipe in sizes:
-            rows = recipe.micro_batch_size
-            share = (rows - first) / (last - first) if last > first else 0.0
-            after_s, needed = (low + share * (high - low) for low, high in (seconds, least))
-            fields = recipe.model_dump()
-            toggles = sum(value != fields[name] for name, value in self.recipe.model_dump().items())
-            other = rows != self.recipe.micro_batch_size
-            changes = toggles - other, other, rows
-            yield _Try(recipe, changes, recipe.global_tokens_per_step / after_s, needed)
+            seen.append((one, self._offer(one)))
+            if seen[-1][1].fits and not seen[-1][1].tight:
+                return seen[-1]
+        return next((pair for pair in seen if pair[1].fits), seen[-1])
 
     def _offer(self, one: _Try) -> Offer:
         self.simulations.timed(one.recipe)

@@ -64,7 +64,9 @@ def compare_hardware(
     able = [device for device in devices if not device.lacks(recipe)]
     warn = cache(told)  # each line once
     offers = [unable(device, recipe) for device in devices if device not in able]
-    kinds = changeable = every_kind = _by_kernels(able)
+    offers += best_offers(recipe, _by_kernels(able), told) if best else []
+    answered = {offer.name for offer in offers}
+    kinds = changeable = _by_kernels([device for device in able if device.name not in answered])
     if not by_arithmetic:
         all_at_once((_simulations(alike, told), recipe) for alike in kinds[:AT_FIRST])
         seen = [_simulations(alike, told) for alike in kinds]
@@ -77,10 +79,7 @@ def compare_hardware(
         all_at_once((_simulations(alike, told), recipe) for alike in kinds[AT_FIRST:])
     for alike in kinds:
         offers += _offers(recipe, alike, told, warn, by_arithmetic)
-    if best:
-        found = {offer.name: offer for offer in best_offers(recipe, every_kind, told)}
-        offers = [found.get(offer.name, offer) for offer in offers]
-    elif not by_arithmetic:
+    if not best and not by_arithmetic:
         offers = _with_neutral_change(recipe, offers, changeable, told, warn)
 
     def order(offer: Offer) -> tuple[bool, float, bool, float]:

@@ -22,6 +22,7 @@ from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
 from harness.system import installed_version
+from harness.units import counted
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -189,7 +190,8 @@ class Simulations:
         from harness.simulate import simulate_for_devices
 
         which = f"rank 0 of {recipe.world_size} " if recipe.world_size > 1 else ""
-        self.told(f"simulating {which}on {self.hardware.name}")
+        rows = counted(recipe.micro_batch_size, recipe.unit)
+        self.told(f"simulating {which}on {self.hardware.name}: {rows} of {recipe.seq_len:,} tokens")
         try:
             profile, memory, times = simulate_for_devices(recipe, self.devices, self.settings)
         except CannotDivide as error:

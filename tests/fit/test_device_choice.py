@@ -102,7 +102,8 @@ def small(tmp_path):
 
 
 def test_the_best_of_a_device_is_the_fastest_of_all_that_a_simulation_sees_to_fit(small, monkeypatch):
-    """Every combination is simulated here, on a card that has room for all and on one that has not."""
+    """Every combination is simulated here, on a card that has room for all, and on one that has not and runs
+    other kernels."""
     h100 = find_hardware("h100", {"h100": 2.0})
 
     devices = {"h100": h100}
@@ -113,7 +114,7 @@ def test_the_best_of_a_device_is_the_fastest_of_all_that_a_simulation_sees_to_fi
         return simulate(small.model_copy(update=fields), devices[name], explain_oom=False)[0]
 
     without = seen("h100", False, 1).memory.process_bytes or 0
-    devices["h200"] = with_memory(find_hardware("h200"), without - 2**26)
+    devices["a100-80gb"] = with_memory(find_hardware("a100-80gb"), without - 2**26)
     monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: [*devices.values()])
     offers = {offer.name: offer for offer in compare_hardware(small, {}, best=True)}
 
@@ -129,8 +130,8 @@ def test_the_best_of_a_device_is_the_fastest_of_all_that_a_simulation_sees_to_fi
         assert profile.oom is None
         assert offer.tokens_per_s == pytest.approx(profile.step.tokens_per_s, rel=1e-9)
     assert offers["h100"].overrides == "gradient_checkpointing=false"
-    assert offers["h200"].overrides == ""
-    text = render_choice("small", [offers["h100"], offers["h200"]])
+    assert offers["a100-80gb"].overrides == ""
+    text = render_choice("small", [offers["h100"], offers["a100-80gb"]])
     assert f" {offers['h100'].micro_batch_size} a " in text
     assert "  a with gradient_checkpointing=false" in text
     table = text.partition("  rows:")[0].splitlines()
@@ -162,7 +163,7 @@ def test_a_device_smaller_than_what_stays_is_not_simulated(tmp_path, monkeypatch
     monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: devices)
     told: list[str] = []
     offers = {offer.name: offer for offer in compare_hardware(recipe, {}, told.append)}
-    simulated = {line.removeprefix("simulating on ") for line in told}
+    simulated = {line.removeprefix("simulating on ").partition(":")[0] for line in told}
     assert {"h100"} <= simulated <= {"b200", "a100-80gb", "h100"}  # some in processes that tell nobody
     assert [name for name, offer in offers.items() if offer.fits] == ["b200"]
     assert offers["h100"].reason.startswith("needs ")  # not kept out: its step does not fit
@@ -192,4 +193,4 @@ def test_a_device_far_too_small_for_what_another_kind_needs_is_not_simulated(tmp
     assert offers["l4"].required_bytes == with_it
     needed = min(offers[name].required_bytes or 0 for name in ("b200", "h100"))
     assert offers["a10g"].reason == f"needs about {needed / 2**30:.1f} GiB"
-    assert not any(line.endswith("a10g") for line in told)
+    assert not any("a10g" in line for line in told)
