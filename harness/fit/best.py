@@ -31,27 +31,28 @@ CHECKPOINTING: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True},
     {"gradient_checkpointing": False},
 )
-"""Less memory, or less time."""
+"""The first takes less memory, the second less time."""
 ENOUGH_TOKENS = 2**14
-"""In a micro batch: with twice as many no kernel is faster a token. Of Llama-3.1-8B LoRA a simulated H100 has
-5,638, 5,678, 5,691 and 5,691 tokens/s with 1, 2, 4 and 8 rows of 4,096."""
+"""Tokens in a micro batch with which kernels are as fast a token as they get: with LoRA of Llama-3.1-8B a
+simulated H100 has 5,638, 5,678, 5,691 and 5,691 tokens/s with 1, 2, 4 and 8 rows of 4,096."""
 FLASH_SINCE = 8.0
-"""The compute capability from which on kernels take about the same memory, and tell of each other."""
+"""The compute capability with which flash attention begins. The kernels of all cards from there on take about
+the same memory, so that a simulation of one card says about what another would need."""
 WORTH_CHANGING = 0.02
-"""Of the speed: for less than that a recipe is not changed."""
+"""The share of its speed that a change must bring, or the recipe stays as it is."""
 
 
 @dataclass(frozen=True)
 class _Try:
-    """What may be the best on a device. Its numbers are guessed between two sizes that were simulated, on a
-    device that may run other kernels."""
+    """A recipe that may be the best on a device. Its speed and memory are guesses: they lie between those of
+    two sizes that were simulated, perhaps on a card that runs other kernels."""
 
     recipe: Recipe
     changes: tuple[int, bool, int]
     """How far it is from the recipe that was asked for: toggles, whether the rows are others, the rows."""
     tokens_per_s: float
     least_bytes: float
-    """Without which it does not fit."""
+    """Memory without which it does not fit, by the guess."""
 
 
 def best_offers(
@@ -69,14 +70,14 @@ def best_offers(
 
 
 class _Search:
-    """Among the variants of a recipe, on kinds of devices whose kernels take about the same memory."""
+    """The search among a recipe's variants, on kinds of devices whose kernels take about the same memory."""
 
     def __init__(self, recipe: Recipe, kinds: Sequence[list[Hardware]], told: Callable[[str], None]) -> None:
         self.recipe, self.kinds = recipe, kinds
         self.devices = [device for alike in sorted(kinds, key=len, reverse=True) for device in alike]
-        """Those of the largest kind first: all are guessed from what is simulated there."""
+        """All devices, those of the largest kind first. The variants are simulated on the first of all."""
         self.simulations = [partial(Simulations, alike[0], told=told, alike=alike[1:]) for alike in kinds]
-        """New ones know what others have left in the cache."""
+        """What makes the simulations of each kind: new ones find what other processes left in the cache."""
         self.told = told
 
     def offers(self) -> Iterator[Offer]:
@@ -111,7 +112,7 @@ class _Search:
         return Simulations(self.devices[0], told=self.told, alike=self.devices[1:])
 
     def _variants(self) -> Iterator[list[Recipe]]:
-        """Each from one row to as many as are enough, or as may fit the largest device."""
+        """The sizes of each variant: from one row to as many as are enough or may fit the largest device."""
         needs = _needs(self.recipe, self.devices[0])
         largest = max(device.memory_bytes for device in self.devices)
         enough = max(ENOUGH_TOKENS // self.recipe.seq_len, 1)
@@ -137,7 +138,7 @@ def _can_be_simulated(sizes: list[Recipe], simulations: Simulations) -> bool:
 def _tries(
     recipe: Recipe, device: Hardware, variants: list[list[Recipe]], simulations: Simulations
 ) -> list[_Try]:
-    """All variants by rows: seconds and bytes are nearly straight lines between a variant's ends."""
+    """Every size of every variant, with its guesses: seconds and bytes grow nearly linearly with the rows."""
     plenty, tries = with_memory(device, PLENTY_BYTES), list[_Try]()
     beside = _libraries_bytes(device) - _libraries_bytes(simulations.hardware)
     for sizes in variants:
@@ -169,13 +170,13 @@ def _libraries_bytes(device: Hardware) -> int:
 
 
 def _may_fit(device: Hardware, tries: list[_Try]) -> list[_Try]:
-    """The fastest first."""
+    """Those with enough memory by the guess, the fastest first."""
     small = [one for one in tries if one.least_bytes <= device.memory_bytes]
     return sorted(small, key=lambda one: -one.tokens_per_s)
 
 
 def _nearly_as_fast(best: _Try, tries: list[_Try]) -> list[_Try]:
-    """Those with the fewest changes first."""
+    """Those that are not much slower than `best`, with the fewest changes first."""
     enough = best.tokens_per_s * (1 - WORTH_CHANGING)
     return sorted((one for one in tries if one.tokens_per_s >= enough), key=lambda one: one.changes)
 
@@ -224,7 +225,8 @@ class _Best:
 
 
 def _toggles(recipe: Recipe, needs: Callable[[Recipe], int]) -> Iterator[dict[str, Any]]:
-    """Nothing, and all that is free and saves something; both with checkpointing and without."""
+    """The fields to set for each variant: none, and all of FREE that save memory here; each of the two with
+    gradient checkpointing and without."""
     free: dict[str, Any] = {}
     for fields in FREE:
         with suppress(ValidationError, InputError):
