@@ -79,7 +79,8 @@ class ConfirmedFit:
     @classmethod
     def by_arithmetic(cls, arithmetic: Fit) -> "ConfirmedFit":
         """What arithmetic says, and nothing seen."""
-        return cls(arithmetic, changes=arithmetic.changes, together=arithmetic.together)
+        size = arithmetic.num_parameters
+        return cls(arithmetic, changes=arithmetic.changes, together=arithmetic.together, num_parameters=size)
 
     @property
     def seen(self) -> bool:

@@ -319,6 +319,9 @@ def test_fit_says_what_was_seen_and_what_was_tried(call: Call, monkeypatch: pyte
     assert max(map(len, out.splitlines())) <= 100
     quick = call("fit", "tiny.yaml", "seq_len=1024", "--memory", "600MiB", "--quick")
     assert "not seen to fit" in quick[1]
+    assert re.findall("the model has .* parameters", quick[1]) == re.findall(
+        "the model has .* parameters", out
+    )
     assert quick[2] == ""
     document = json.loads(call("fit", "tiny.yaml", "seq_len=1024", "--memory", "600MiB", "--json")[1])
     tried = document["simulated"]["micro_batch_size"]["tried"]
