@@ -135,7 +135,7 @@
         this.field("gpus", "cards", gpus, { about: "Of several cards each holds a part: FSDP2, unless the recipe says how it is divided." }),
         this.field("hardware", "card", hardware, { wide: true }),
         this.field("memory", "its memory, as in 16GiB", memory),
-        this.field("tokens", "tokens to train on, as in 35M", tokens),
+        this.field("tokens", "tokens in all, as in 35M", tokens),
       ));
       const groups = form.groups.map((group) => {
         const fields = h("div", { class: "fields" }, ...group.fields.map((field) => this.recipeField(field)));
