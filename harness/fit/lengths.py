@@ -244,8 +244,12 @@ def _peak(profile: StepProfile) -> int | None:
     return profile.memory.peak_allocated_bytes if profile.oom is None else None
 
 
-def _in_hours(hours: float | None) -> str:
-    return "-" if hours is None else f"{hours:,.1f}" if hours >= 0.1 else f"{hours:.2g}"
+def _in_words(hours: float | None) -> str:
+    if hours is None:
+        return "-"
+    if hours * 60 < 1:
+        return f"{hours * 3600:.1f} s"
+    return f"{hours:,.1f} h" if hours >= 1 else f"{hours * 60:.0f} min"
 
 
 def lengths_document(name: str, where: str, data: str, recipe: Recipe, found: LengthsFit) -> dict[str, Any]:
@@ -289,13 +293,13 @@ def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: Lengt
         yield ""
         yield f"What else could be done, at micro_batch_size {recipe.micro_batch_size}:"
         yield (
-            f"  {'an epoch':<17} {'peak':<12} {'runs out':<16} {'padding':>8} {'its tokens':>13} {'hours':>7}"
+            f"  {'an epoch':<17} {'peak':<12} {'runs out':<16} {'padding':>8} {'its tokens':>13} {'time':>7}"
         )
     for way in found.ways:
         peak = "does not fit" if way.peak_allocated_bytes is None else in_gib(way.peak_allocated_bytes)
         yield (
             f"  {way.name:<17} {peak:<12} {way.runs_out:<16} {way.padding_share:>8.1%} "
-            f"{way.tokens_an_epoch:>13,.0f} {_in_hours(way.hours_an_epoch):>7}"
+            f"{way.tokens_an_epoch:>13,.0f} {_in_words(way.hours_an_epoch):>7}"
         )
         if way.tokens_lost:
             share = way.tokens_lost / (found.tokens + found.tokens_lost)
@@ -304,7 +308,7 @@ def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: Lengt
             yield f"    {gone}: {way.tokens_lost:,} tokens, {share:.1%}, are lost"
     yield (
         "  Chances and padding are exact, over all orders; a last, smaller batch is taken to fit. Grouped by "
-        f"length is one epoch with seed {GROUPED_SEED}. Hours are estimated: of a step at the mean length."
+        f"length is one epoch with seed {GROUPED_SEED}. Times are estimated, of a step at the mean length."
     )
     for note in found.notes:
         yield f"Note: {note}"
