@@ -5,7 +5,8 @@ docs/data/questions.json.
     python -m pages.questions
 
 `versions` holds two environments against each other and wants their interpreters; without them what is in
-the file stays. All run on the CPU, in a folder of their own.
+the file stays. So do those about a program of one's own without PyTorch's CUDA build, for a virtual GPU. All
+run on the CPU, in a folder of their own.
 """
 
 import argparse
@@ -22,8 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.system import PACKAGE, provenance, write_whole
+from harness.virtual_gpu import why_not
 
 ROOT = PACKAGE.parent
+OWN_SCRIPTS = ROOT / "benchmarks" / "own_scripts"
 RESULTS = ROOT / "docs" / "data" / "questions.json"
 ANSWERS = (0, 3, 5)
 """Statuses: done; memory ran out; a peak grew by more than --fail-above."""
@@ -71,6 +74,15 @@ def whole(printed: str) -> str:
     return printed.rstrip()
 
 
+def of_a_program(printed: str) -> str:
+    """What a watched program's memory is at the peak, and the verdict; the rest has this machine's times."""
+    _, _, found = printed.partition("\nmemory at the peak")
+    table, _, rest = found.partition("\ndevice:")
+    return f"memory at the peak{table}\nthe program: {rest.partition('the program: ')[2]}".partition(
+        "\nrun folder"
+    )[0].rstrip()
+
+
 @dataclass(frozen=True)
 class Question:
     """Commands, run one after the other, and what is shown of the last one's output."""
@@ -78,6 +90,8 @@ class Question:
     commands: tuple[str, ...]
     shown: Callable[[str], str] = whole
     page: str = "questions"
+    script: str = ""
+    """Of benchmarks/own_scripts, that the commands run on a virtual GPU."""
 
 
 EVALUATION = (
@@ -107,6 +121,9 @@ QUESTIONS = {
     "cheapest": Question((f"harness hardware llama-3.1-8b-lora seq_len=8192 {PRICES}",), page=TEN),
     "cheapest-best": Question(
         (f"harness hardware llama-3.1-8b-lora seq_len=8192 --best {PRICES}",), page=TEN
+    ),
+    "own-script": Question(
+        ("harness watch --gpu a100-80gb -- python train.py",), of_a_program, TEN, "train.py"
     ),
     "message": Question(("harness snapshot show --message oom.txt",), page=TEN),
     "seventy": Question((f"harness fit {SEVENTY}",), page=TEN),
@@ -157,22 +174,31 @@ def ask(question: Question, environments: dict[str, Path]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         for name, environment in environments.items():
             Path(folder, name).symlink_to(environment)
+        if question.script:
+            Path(folder, question.script).write_text(script(question), encoding="utf-8")
         Path(folder, "texts.jsonl").write_text(_texts(), encoding="utf-8")
         Path(folder, "oom.txt").write_text(MESSAGE.replace("\n", " "), encoding="utf-8")
         printed = ""
         for command in question.commands:
-            printed = _printed(command, Path(folder))
+            printed = _printed(command, Path(folder), of_a_program=bool(question.script))
     return question.shown(printed)
 
 
-def _printed(command: str, folder: Path) -> str:
+def script(question: Question) -> str:
+    """What it says."""
+    return (OWN_SCRIPTS / question.script).read_text(encoding="utf-8")
+
+
+def _printed(command: str, folder: Path, *, of_a_program: bool = False) -> str:
     words = [sys.executable, "-m", *shlex.split(command)]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     surroundings = {**os.environ, "PYTHONPATH": path, "COLUMNS": "80", "HF_HUB_OFFLINE": "1"}
+    if of_a_program:  # whose own python is this one
+        surroundings["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(words, cwd=folder, env=surroundings, capture_output=True, text=True, check=False)
     if done.returncode not in ANSWERS:
         raise SystemExit(f"{command}: status {done.returncode}: {done.stderr[-4000:]}")
-    return "\n".join(line.rstrip() for line in done.stdout.splitlines())
+    return "\n".join(line.rstrip() for line in (done.stderr if of_a_program else done.stdout).splitlines())
 
 
 def _texts() -> str:
@@ -195,7 +221,8 @@ def main() -> None:
         name: python.absolute().parents[1] for name in ("old", "new") if (python := getattr(given, name))
     }
     for name in given.questions or QUESTIONS:
-        if name != "versions" or len(environments) == 2:
+        here = why_not() is None if QUESTIONS[name].script else True
+        if here and (name != "versions" or len(environments) == 2):
             known[name] = ask(QUESTIONS[name], environments)
             print(f"{name}:\n{known[name]}\n", flush=True)
     document = {

@@ -21,9 +21,11 @@ from harness.version import __version__
 if TYPE_CHECKING:
     from harness.api import (
         FitAnswer,
+        Offers,
         Report,
         fit,
         formula,
+        hardware,
         load_profile,
         load_recipe,
         load_snapshot,
@@ -45,12 +47,14 @@ __all__ = [
     "HarnessLightningCallback",
     "InputError",
     "MissingDependency",
+    "Offers",
     "Recipe",
     "Report",
     "StepProfile",
     "__version__",
     "fit",
     "formula",
+    "hardware",
     "load_profile",
     "load_recipe",
     "load_snapshot",
@@ -63,8 +67,8 @@ __all__ = [
 ]
 
 _OFFERED = {
-    "api": "FitAnswer Report fit formula load_profile load_recipe load_snapshot napkin report run shard"
-    " simulate",
+    "api": "FitAnswer Offers Report fit formula hardware load_profile load_recipe load_snapshot napkin report"
+    " run shard simulate",
     "errors": "HarnessError InputError MissingDependency",
     "loops": "HarnessCallback HarnessLightningCallback watch",
     "recipe": "Recipe",

@@ -9,13 +9,15 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.questions import QUESTIONS, RESULTS, ROOT
+from benchmarks.questions import QUESTIONS, RESULTS, ROOT, Question, script
 from pages.parts import with_parts, write_or_check
 
 
-def part(commands: tuple[str, ...], shown: str) -> str:
-    """Markdown: the commands, and what they print."""
-    return f"```\n{chr(10).join(commands)}\n```\n\n```\n{shown}\n```\n"
+def part(question: Question, shown: str) -> str:
+    """Markdown: the script that is asked about, the commands, and what they print."""
+    commands = question.commands
+    own = f"```python\n{script(question)}```\n\n" if question.script else ""
+    return f"{own}```\n{chr(10).join(commands)}\n```\n\n```\n{shown}\n```\n"
 
 
 def main(check: bool) -> None:
@@ -25,7 +27,7 @@ def main(check: bool) -> None:
     for name in sorted({question.page for question in QUESTIONS.values()}):
         page = ROOT / "docs" / f"{name}.md"
         asked = {each: question for each, question in QUESTIONS.items() if question.page == name}
-        parts = {each: part(question.commands, shown[each]) for each, question in asked.items()}
+        parts = {each: part(question, shown[each]) for each, question in asked.items()}
         written[page] = with_parts(page, parts)
     write_or_check(written, "pages.questions", check=check)
 

@@ -50,6 +50,8 @@ AnyRecipe = Annotated[Recipe | str | os.PathLike[str], SkipValidation]
 """A recipe, its name in recipes/, or the path of its YAML file. `asked_recipe` looks at it."""
 DeviceName = Annotated[str, SkipValidation]
 """A device of the table. `asked_hardware` looks at it."""
+FEWEST_BYTES = 1000
+"""Of a memory: a lower number is one of GiB."""
 UNNAMED = "recipe"
 """The name of a Recipe that comes from no file."""
 
@@ -89,5 +91,10 @@ def asked_hardware(hardware: object, memory: str | int | None) -> Hardware:
     if not isinstance(hardware, str):
         names = ", ".join(hardware_names())
         raise InputError(f"hardware: {hardware!r:.80} is no name of a device. The table has {names}.")
+    if isinstance(memory, int) and 0 < memory < FEWEST_BYTES:
+        raise InputError(
+            f"memory={memory}: a number is in bytes, and no device has so few. Write "
+            f"memory='{memory}GiB' or memory={memory} * 2**30."
+        )
     size = f"{max(0, memory)}B" if isinstance(memory, int) else memory
     return split_hardware([f"hardware={hardware}"], size)[0]

@@ -1,23 +1,28 @@
-"""`harness.fit`, `harness.formula` and `harness.shard`: what fits a device, or several, and why."""
+"""`harness.fit`, `formula`, `shard` and `hardware`: what fits a device, several, or which one, and why."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from harness.allocator import allocator_settings
 from harness.api.arguments import AnyRecipe, DeviceName, asked_hardware, asked_recipe, checked
+from harness.errors import InputError
 from harness.fit import (
     ConfirmedFit,
     DerivedFormula,
     Divisions,
+    Offer,
+    compare_hardware,
     derive,
     divisions,
     fit_confirmed,
     fit_document,
     fit_lines,
+    render_choice,
 )
 from harness.fit import fit as by_arithmetic
-from harness.hardware import DEFAULT_HARDWARE, Hardware
+from harness.hardware import DEFAULT_HARDWARE, Hardware, read_prices
 from harness.recipe import Recipe
 from harness.system import notebook_html, quiet_libraries
 
@@ -108,6 +113,49 @@ def fit(
         quiet_libraries()
         found = fit_confirmed(asked, device, allocator_settings(os.environ), margin=margin)
     return FitAnswer(name, where, asked, device, found)
+
+
+@dataclass(frozen=True)
+class Offers:
+    """What every device of the table does with a recipe. `print` shows what `harness hardware` prints."""
+
+    name: str
+    recipe: Recipe
+    offers: list[Offer]
+    """The cheapest first where there are prices, then the fastest; those that cannot run it last."""
+    tokens: int
+    """To train on; 0: of no number of them."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The recipe's name, and what `harness hardware --json` prints, as plain data."""
+        return {"recipe": self.name, "offers": [offer.document(self.tokens) for offer in self.offers]}
+
+    def __str__(self) -> str:
+        return render_choice(self.name, self.offers, self.recipe.unit, self.tokens)
+
+
+@checked
+def hardware(
+    recipe: AnyRecipe,
+    *,
+    prices: Mapping[str, float] | None = None,
+    best: bool = False,
+    tokens: int | None = None,
+    **overrides: Any,
+) -> Offers:
+    """Every device of the table: whether the recipe fits, how fast it is, and with prices what a token costs.
+
+    `recipe` and `overrides` as in harness.napkin. `prices`: of an hour, by device. `best`: each device with
+    the micro batch and toggles with which it is the fastest, and so the cheapest a token; takes a minute.
+    `tokens`: to train on, padding included: the hours and the cost of all of them. Raises InputError for
+    wrong arguments.
+    """
+    if tokens is not None and tokens < 1:
+        raise InputError(f"tokens={tokens}: give the number of tokens to train on, as in 35_000_000.")
+    given = read_prices(None, [f"{name}={price}" for name, price in (prices or {}).items()])
+    name, asked = asked_recipe(recipe, overrides)
+    quiet_libraries()
+    return Offers(name, asked, compare_hardware(asked, given, best=best), tokens or 0)
 
 
 @checked

@@ -290,6 +290,11 @@ def _rows(question: Question, found: StepProfile, wanted: StepProfile, beside: F
         of_step = f"{recipe.tokens_per_step:,} tokens a step{each}"
         bound = f", bound by {step.bound}" if step.bound else ""
         rows.append(("tokens/s", f"{step.tokens_per_s:,.0f}", of_step + bound))
+        if question.tokens and step.tokens_per_s:
+            hours = question.tokens / step.tokens_per_s / 3600
+            rows.append(
+                ("training", f"{hours:,.1f} hours", f"of {question.tokens:,} tokens, padding included")
+            )
     return [{"name": name, "value": value, "detail": detail} for name, value, detail in rows]
 
 

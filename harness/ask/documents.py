@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.architecture import MAX_CONFIG_BYTES
 from harness.ask.answer import by_arithmetic, by_formula
-from harness.ask.question import Question, mistake, read_question
+from harness.ask.question import HANDED, Question, mistake, read_question
 from harness.errors import InputError
 from harness.fit import compare_hardware
 from harness.units import in_gib
@@ -67,7 +67,7 @@ def answered_as_json(what: str, text: str) -> str:
     """One of these by name, for a page that runs this very code (harness/report/assets/ask_worker.js); or
     `config`, the text of a config.json, which is kept where a question may name it: its `path`."""
     if what == "config":
-        path = Path(tempfile.mkdtemp(), "config.json")
+        path = Path(tempfile.mkdtemp(prefix=HANDED), "config.json")
         path.write_text(text[: MAX_CONFIG_BYTES + 1], encoding="utf-8")
         return json.dumps({"path": str(path)})
     return json.dumps({"arithmetic": arithmetic, "formula": formula, "cards": cards}[what](text))

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from harness.errors import InputError, nearest
-from harness.fit import among, read_counts
+from harness.fit import among, read_counts, read_tokens
 from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware, parse_bytes, with_memory
 from harness.recipe import (
     EFFECTS,
@@ -96,11 +96,13 @@ def read_after(said: Mapping[str, str]) -> After:
 LONGEST = 4_000
 """Characters of a question."""
 MOST_FIELDS = 80
+HANDED = "harness-handed-"
+"""How the folder of a config begins that a page was handed."""
 MOST_CHANGES = 3
 """Of a fix."""
 ASKED = tuple(name for name in Recipe.model_fields if name not in EFFECTS)
 """Fields of a recipe that a question may set."""
-BESIDE = ("recipe", "hardware", "memory", "gpus", *After.model_fields)
+BESIDE = ("recipe", "hardware", "memory", "gpus", "tokens", *After.model_fields)
 """What else a question may say, as the commands do."""
 _PROPOSED = re.compile(r"\b([a-z][a-z0-9_]*): ([\w./-]+|\[[\w, ]*\])")
 
@@ -114,20 +116,32 @@ class Question:
     memory: str = ""
     """Of the device, where another size than its own is asked about, as in 16GiB."""
     after: After = field(default_factory=After)
+    tokens: int = 0
+    """To train on, padding included; 0: of no number of them."""
+
+    @cached_property
+    def _near(self) -> tuple[str, dict[str, Any]]:
+        return _nearest(self.recipe)
+
+    @property
+    def _model(self) -> str:
+        """As whoever copies it has it: a config that a page was handed has its path there alone."""
+        path = Path(self.recipe.model)
+        return path.name if path.parent.name.startswith(HANDED) else self.recipe.model
 
     @property
     def name(self) -> str:
         """Of the recipe about this model that the command begins with; of none, the model's."""
-        name, changes = _nearest(self.recipe)
+        name, changes = self._near
         return model_name(changes.get("model", name))
 
     @property
     def command(self) -> str:
         """What `harness simulate` is asked for the same."""
-        words = ["harness", "simulate", "recipe.yaml"]
-        if not Path(self.recipe.model).exists():  # a config that a page was handed has a path there alone
-            near, changes = _nearest(self.recipe)
-            words[2:] = [near, *(f"{name}={shown(value)}" for name, value in changes.items())]
+        near, changes = self._near
+        near = self._model if near == self.recipe.model else near
+        changes = changes | ({"model": self._model} if "model" in changes else {})
+        words = ["harness", "simulate", near, *(f"{name}={shown(value)}" for name, value in changes.items())]
         words.append(f"hardware={self.hardware.name}")
         words += ["--memory", self.memory] if self.memory else []
         return shlex.join([*words, *self.after.options])
@@ -136,12 +150,14 @@ class Question:
     def yaml(self) -> str:
         """A recipe file: the fields that differ from the defaults."""
         defaults = Recipe(model=self.recipe.model).model_dump(mode="json")
-        return to_yaml(_differing(defaults, self.recipe.model_dump(mode="json"), ("model",)))
+        fields = self.recipe.model_dump(mode="json") | {"model": self._model}
+        return to_yaml(_differing(defaults, fields, ("model",)))
 
     def as_said(self) -> dict[str, Any]:
         """Every field of the form, as it is in this question."""
         recipe = self.recipe
         beside = {"hardware": self.hardware.name, "memory": self.memory, "gpus": recipe.world_size}
+        beside["tokens"] = str(self.tokens or "")
         return {**recipe.model_dump(mode="json"), **self.after.model_dump(mode="json"), **beside}
 
 
@@ -179,7 +195,10 @@ def read_question(text: str) -> Question:
     if len(counts) > 1:
         raise InputError(f"gpus: {shortened(said['gpus'])}: give one number.")
     recipe = recipe if counts == [1] else among(recipe, counts[0])
-    return Question(recipe, hardware, memory, read_after(said))
+    tokens = said.get("tokens", "").strip()
+    return Question(
+        recipe, hardware, memory, read_after(said), read_tokens(tokens, "tokens:") if tokens else 0
+    )
 
 
 def mistake(text: str, error: InputError) -> dict[str, Any]:

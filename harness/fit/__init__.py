@@ -11,6 +11,7 @@ from harness.fit.exact import fit_exact
 from harness.fit.held_back import cost_in_words
 from harness.fit.host_memory import check_host_memory
 from harness.fit.lengths import fit_lengths, lengths_document, lengths_lines
+from harness.fit.offers import Offer, read_tokens
 from harness.fit.search import fit
 from harness.fit.side_by_side import Divisions, divisions
 from harness.fit.simulations import Simulations

@@ -77,9 +77,9 @@ class ConfirmedFit:
     """What lets a larger micro batch fit and changes no weight."""
 
     @classmethod
-    def by_arithmetic(cls, arithmetic: Fit) -> "ConfirmedFit":
+    def by_arithmetic(cls, fit: Fit) -> "ConfirmedFit":
         """What arithmetic says, and nothing seen."""
-        return cls(arithmetic, changes=arithmetic.changes, together=arithmetic.together)
+        return cls(fit, changes=fit.changes, together=fit.together, num_parameters=fit.num_parameters)
 
     @property
     def seen(self) -> bool:

@@ -7,7 +7,8 @@ length that fits is searched for by simulation (fit/exact.py); what batches come
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from harness.allocator import Settings
@@ -65,6 +66,9 @@ class Way:
     micro_batches: int
     rows_cut: int
     tokens_lost: int
+    hours_an_epoch: float | None = None
+    """As long as all micro batches would take that were as long as they are in the mean; None: it does not
+    fit, or nobody knows its time."""
 
 
 @dataclass
@@ -130,7 +134,8 @@ def fit_lengths(
             break
     asked = next((b for b in found.micro_batches if b.rows == recipe.micro_batch_size), None)
     if asked is not None:
-        found.ways = list(_ways(recipe, simulations, examples, asked))
+        ways = _ways(recipe, simulations, examples, asked)
+        found.ways = [replace(way, hours_an_epoch=_hours(recipe, simulations, way)) for way in ways]
     return found
 
 
@@ -224,9 +229,27 @@ def _ways(
     yield Way("packing=true", runs_out, peak_packed, share, float(tokens), -(-packed // rows), *lost)
 
 
+def _hours(recipe: Recipe, simulations: Simulations, way: Way) -> float | None:
+    """Of an epoch: a step of micro batches of the mean length, simulated, times their number."""
+    if way.peak_allocated_bytes is None:
+        return None
+    length = ceil(way.tokens_an_epoch / (way.micro_batches * recipe.rows))
+    step_s = simulations.timed(recipe.model_copy(update={"seq_len": length})).step.time_s.median
+    at_once = recipe.gradient_accumulation_steps * recipe.data_parallel_ranks
+    return None if step_s is None else way.micro_batches / at_once * step_s / 3600
+
+
 def _peak(profile: StepProfile) -> int | None:
     """Allocated bytes at most; None: it does not fit."""
     return profile.memory.peak_allocated_bytes if profile.oom is None else None
+
+
+def _in_words(hours: float | None) -> str:
+    if hours is None:
+        return "-"
+    if hours * 60 < 1:
+        return f"{hours * 3600:.1f} s"
+    return f"{hours:,.1f} h" if hours >= 1 else f"{hours * 60:.0f} min"
 
 
 def lengths_document(name: str, where: str, data: str, recipe: Recipe, found: LengthsFit) -> dict[str, Any]:
@@ -269,12 +292,14 @@ def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: Lengt
     if found.ways:
         yield ""
         yield f"What else could be done, at micro_batch_size {recipe.micro_batch_size}:"
-        yield f"  {'way':<17} {'peak':<12} {'runs out':<16} {'padding':>8} {'tokens an epoch':>16}"
+        yield (
+            f"  {'an epoch':<17} {'peak':<12} {'runs out':<16} {'padding':>8} {'its tokens':>13} {'time':>7}"
+        )
     for way in found.ways:
         peak = "does not fit" if way.peak_allocated_bytes is None else in_gib(way.peak_allocated_bytes)
         yield (
             f"  {way.name:<17} {peak:<12} {way.runs_out:<16} {way.padding_share:>8.1%} "
-            f"{way.tokens_an_epoch:>16,.0f}"
+            f"{way.tokens_an_epoch:>13,.0f} {_in_words(way.hours_an_epoch):>7}"
         )
         if way.tokens_lost:
             share = way.tokens_lost / (found.tokens + found.tokens_lost)
@@ -283,7 +308,7 @@ def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: Lengt
             yield f"    {gone}: {way.tokens_lost:,} tokens, {share:.1%}, are lost"
     yield (
         "  Chances and padding are exact, over all orders; a last, smaller batch is taken to fit. Grouped by "
-        f"length is one epoch with seed {GROUPED_SEED}."
+        f"length is one epoch with seed {GROUPED_SEED}. Times are estimated, of a step at the mean length."
     )
     for note in found.notes:
         yield f"Note: {note}"

@@ -1,15 +1,17 @@
 """What one device of the table does with a recipe, as it was simulated or by arithmetic. No torch."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from textwrap import wrap
 from typing import Any
 
 from harness.architecture import load_shape
+from harness.errors import InputError
 from harness.fit.simulations import Simulations
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.napkin import Timing, estimate, required_bytes
-from harness.recipe import Recipe
+from harness.recipe import Recipe, shortened
 from harness.step_profile import is_tight
 from harness.units import GIB
 
@@ -71,6 +73,18 @@ class Offer:
         """The offer as JSON-able fields; with `tokens`, what training on so many takes."""
         of_all = {"hours": self.hours(tokens), "cost": self.cost(tokens)} if tokens else {}
         return asdict(self) | {"cost_per_million_tokens": self.cost_per_million_tokens} | of_all
+
+
+def read_tokens(text: str, origin: str) -> int:
+    """`35M` as 35,000,000. Raises InputError, which begins with `origin`."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMB]?)", text.replace(",", ""))
+    tokens = int(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[match[2]]) if match else 0
+    if not tokens:
+        raise InputError(
+            f"{origin} {shortened(text)}: write a number, as in 35M, which 50,000 examples of 700 tokens are "
+            "(k, M and B are thousands, millions and billions)."
+        )
+    return tokens
 
 
 def _offer(device: Hardware, needed: int, tokens_per_s: float | None, bound: str | None, fits: bool) -> Offer:

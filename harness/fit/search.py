@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.architecture import ModelShape, load_shape
+from harness.architecture import ModelShape, load_shape, num_parameters
 from harness.errors import InputError
 from harness.fit.changes import Change, by_arithmetic, combined, overrides, suggestions
 from harness.hardware import Hardware
@@ -42,6 +42,8 @@ class Fit:
     """When the recipe does not fit: what to try, those with the same result first, each group by time."""
     together: str = ""
     """Overrides with which it fits, as few and as cheap as were found; empty: none do."""
+    num_parameters: int | None = None
+    """Of the model, without an adapter."""
 
 
 def fit(recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN) -> Fit:
@@ -58,7 +60,9 @@ def fit(recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN) -
     )
     changes = suggestions(recipe, limit, price) if needed > limit else []
     fields = combined(recipe, limit, changes, price)
-    return Fit(limit, needed, rows, tokens, changes, overrides(recipe, fields) if fields else "")
+    together = overrides(recipe, fields) if fields else ""
+    size = num_parameters(shape, recipe.head_outputs)
+    return Fit(limit, needed, rows, tokens, changes, together, size)
 
 
 def usable_bytes(hardware: Hardware, margin: float) -> int:

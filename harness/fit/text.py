@@ -9,7 +9,7 @@ from harness.fit.held_back import cost_in_words
 from harness.fit.search import FitField
 from harness.hardware import Hardware
 from harness.napkin import warnings_of
-from harness.recipe import Recipe
+from harness.recipe import Recipe, surprises_of_mesh
 from harness.step_profile import StepProfile, time_in_words
 from harness.units import GIB, in_gib, in_ms
 
@@ -21,7 +21,9 @@ def fit_lines(
     size = in_gib(hardware.memory_bytes)
     fits = _fits_as_it_is(recipe, found)
     how = "by arithmetic" if found.unsimulated else "as it is"
-    yield f"{name} on {where} ({size}): {'fits' if fits else 'does not fit'} {how}"
+    seen = "it was seen to fit" if found.seen else "it fits by arithmetic"
+    changed = f"; with {found.together} {seen}" if found.together and not fits else ""
+    yield f"{name} on {where} ({size}): {'fits' if fits else 'does not fit'} {how}{changed}"
     if found.unsimulated:
         yield f"  {found.unsimulated}"
     if found.num_parameters is not None:
@@ -46,10 +48,8 @@ def fit_lines(
                 else:
                     yield f"    {change.overrides}"
                     yield f"    {'':<42} {cells}  {verdict}"
-    if not fits:
-        how = "seen to fit" if found.seen else "by arithmetic"
-        none = "No combination of them was seen to fit." if found.seen else "No combination of them fits."
-        yield f"Together ({how}): {found.together}" if found.together else none
+    if not fits and not found.together:
+        yield "No combination of them was seen to fit." if found.seen else "No combination of them fits."
     if found.wider:
         yield "As it is, without another change, by simulation:"
         for what, enough in found.wider.items():
@@ -99,7 +99,7 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
 
 
 def _notes(recipe: Recipe, found: ConfirmedFit) -> list[str]:
-    warnings = warnings_of(recipe)
+    warnings = [*surprises_of_mesh(recipe), *warnings_of(recipe)]
     if found.arithmetic is None:  # then the simulation knows the model
         seen = [exact.profile or exact.next_profile for exact in found.largest.values()]
         warnings = next((profile.warnings for profile in seen if profile), list[str]())

@@ -27,4 +27,4 @@ from harness.hardware.roofline import (
     machine_balance,
     sent_share,
 )
-from harness.hardware.table import TABLE_NAMES, threads_per_sm
+from harness.hardware.table import FP8_SINCE, TABLE_NAMES, threads_per_sm

@@ -16,7 +16,7 @@ from pydantic import Field
 import harness.api as api
 from harness.architecture import shipped_config
 from harness.errors import InputError
-from harness.hardware import all_hardware, read_prices
+from harness.hardware import all_hardware
 from harness.mcp.folders import Folders
 from harness.recipe import (
     Recipe,
@@ -31,7 +31,7 @@ from harness.recipe import (
     shortened,
 )
 from harness.step_profile import StepProfile, explain_oom, verdict
-from harness.system import quiet_libraries, read_mapping
+from harness.system import read_mapping
 
 MOST_FILES = 500
 """That are listed."""
@@ -130,6 +130,10 @@ class Questions:
                 "fastest, and so the cheapest a token. Takes a minute."
             ),
         ] = False,
+        tokens: Annotated[
+            int | None,
+            Field(description="Tokens to train on, padding included: the hours and the cost of all of them."),
+        ] = None,
     ) -> dict[str, Any]:
         """The GPUs that can be asked about; with a recipe, which of them fit it, how fast, at what cost."""
         if recipe is None:
@@ -145,13 +149,8 @@ class Questions:
                     for one in all_hardware()
                 ]
             }
-        from harness.fit import compare_hardware
-
-        given = read_prices(None, [f"{name}={price}" for name, price in (prices or {}).items()])
         name, asked = self._asked(recipe, overrides)
-        quiet_libraries()
-        offers = compare_hardware(api.load_recipe(asked), given, best=best)
-        return {"recipe": name, "offers": [offer.document() for offer in offers]}
+        return _answer(name, api.hardware(asked, prices=prices, best=best, tokens=tokens))
 
     def report(
         self,

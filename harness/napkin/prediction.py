@@ -7,7 +7,7 @@ from harness.hardware import Hardware
 from harness.napkin.memory import Memory, Sizes, required_bytes
 from harness.napkin.timing import Timing
 from harness.napkin.weights import BuiltModel
-from harness.recipe import Recipe
+from harness.recipe import Recipe, surprises_of_mesh
 from harness.step_profile import StepProfile
 
 
@@ -89,7 +89,7 @@ def profile(memory: Memory) -> StepProfile:
         recipe=recipe.model_dump(mode="json"),
         hardware=hardware.summary(recipe.compute_dtype),
         provenance={"calibration": hardware.calibration.source, "attention": acts.kernel},
-        warnings=sizes.built.surprises,
+        warnings=[*surprises_of_mesh(recipe), *sizes.built.surprises],
         memory=stats,
         phases=phases,
         step=step,

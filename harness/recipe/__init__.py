@@ -20,7 +20,7 @@ from harness.recipe.file import (
     recipe_names,
     recipe_yaml,
 )
-from harness.recipe.mesh import OF_RANKS, on_more_ranks, on_ranks
+from harness.recipe.mesh import OF_RANKS, on_more_ranks, on_ranks, surprises_of_mesh
 from harness.recipe.recipe import Recipe
 from harness.recipe.rules import shown
 from harness.recipe.surprises import surprises_of_quantization

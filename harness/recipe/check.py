@@ -75,8 +75,8 @@ NAMED_ELSEWHERE = {
 }
 """Fields as the arguments of transformers, peft and TRL call them, where no letters tell."""
 CARD = ("gpu", "card")
-BESIDE = ("hardware", "memory", "device", "phases", "out")
-"""Arguments of the Python API and of MCP beside those fields. A command's are options (recipe/file.py)."""
+BESIDE = ("device", "gpu", "gpus", "hardware", "memory", "out", "phases", "price", "prices")
+"""What is asked beside those fields: options of commands, arguments of the Python API and of MCP."""
 
 
 class ImpossiblePair(InputError):
@@ -131,10 +131,10 @@ def no_field(name: str, known: Collection[str], otherwise: str) -> str:
     """That there is no field `name`, and which of `known` is meant; `otherwise`: where none is like it."""
     if name.lower() in CARD:
         hint = " The card is hardware=NAME; `harness hardware` lists the names."
-    elif name in BESIDE:
-        hint = " It is an argument of some questions, given beside the recipe's fields."
     elif here := NAMED_ELSEWHERE.get(name.lower()):
         hint = f" Here it is {here}: give {accepted_values(here)}."
+    elif name in BESIDE:
+        hint = " It is an argument of some questions, given beside the recipe's fields."
     else:
         hint = nearest(shortened(name), known)
     return f"there is no field {shortened(name)}.{hint or otherwise}"

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.errors import InputError, nearest
-from harness.recipe.check import CALL, COMMAND_LINE, check_recipe, shortened
+from harness.recipe.check import BESIDE, CALL, COMMAND_LINE, check_recipe, shortened
 from harness.recipe.recipe import Recipe
 from harness.system import parse_yaml, read_mapping, recipes_folder, to_yaml
 
 DATA_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
-OPTIONS = ("device", "gpu", "gpus", "memory", "out", "phases", "price")
-"""What commands take beside a recipe's fields, and not as key=value."""
 
 
 def load_recipe(source: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> tuple[str, Recipe]:
@@ -200,7 +198,7 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 f"{shortened(text)}: this command takes no device of the table. `harness simulate` and "
                 "`harness napkin` do."
             )
-        if key in OPTIONS:
+        if key in BESIDE:
             other = f" The card of an estimate is hardware={shortened(value)}." if key == "gpu" else ""
             raise InputError(
                 f"{shortened(text)}: {key} is no field of a recipe, and an option of some commands. Write "

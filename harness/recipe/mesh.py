@@ -14,6 +14,15 @@ OF_RANKS = (
 """The fields that say how a step is divided: a single process has nothing to try of them."""
 
 
+def surprises_of_mesh(recipe: Recipe) -> list[str]:
+    """A warning where a recipe says how to divide a step and not among how many GPUs: it is of one."""
+    if not recipe.distributed or recipe.world_size > 1:
+        return []
+    size = FILLED[recipe.parallel]
+    among = f"parallel: {recipe.parallel}: of 1 GPU, so nothing is divided"
+    return [f"{among}. Set {size} to their number, as in {size}=8"]
+
+
 def on_more_ranks(recipe: Recipe, times: int) -> Recipe:
     """`recipe` on so many times the ranks, of one of several. Raises InputError where it cannot be."""
     filled = FILLED[recipe.parallel]

@@ -68,6 +68,8 @@ def _of_folder(folder: Path, device: int | None) -> ReportRun:
     profile = read_profile(folder) if of_ranks or os.path.lexists(folder / "profile.json") else None
     snapshot = next((folder / name for name in SNAPSHOTS if os.path.lexists(folder / name)), None)
     if profile is None and snapshot is None:
+        if (folder / "sweep.json").is_file():
+            raise InputError(f"{folder} is a sweep's folder. Its report is {folder / 'report.html'}.")
         raise InputError(
             f"{folder} is no run folder: it has neither a profile.json nor a snapshot.pickle. "
             "Give a folder that `harness run` or `harness simulate --out` wrote."

@@ -19,7 +19,7 @@ from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.kernel_time import where_from
 from harness.kernels import unasked_tables, unknown_ops
 from harness.observe import PhasePeaks, failed_request, gradients_seen, labelled_tensors, owned_tensors
-from harness.recipe import Recipe
+from harness.recipe import Recipe, surprises_of_mesh
 from harness.simulate.checkpoint import simulate_checkpoint
 from harness.simulate.clock import SimulatedTime, step_of, times_of
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
@@ -341,7 +341,8 @@ class SimulatedRun:
         return top_allocations(spans, find_peak(spans).index) if spans else []
 
     def _warnings(self) -> list[str]:
-        warnings = [] if self.training is None else surprises_of_model(self.asked, self.training.model)
+        warnings = surprises_of_mesh(self.asked)
+        warnings += [] if self.training is None else surprises_of_model(self.asked, self.training.model)
         if unknown := unknown_ops(self.device.operators):
             warnings.append(
                 f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}"

@@ -12,7 +12,7 @@ import pytest
 import harness
 from tests.support.places import ROOT
 
-QUESTIONS = ("fit", "formula", "napkin", "report", "simulate")
+QUESTIONS = ("fit", "formula", "hardware", "napkin", "report", "simulate")
 """Those with a package of the same name."""
 WAYS = (
     "import harness.fit",

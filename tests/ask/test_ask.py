@@ -186,12 +186,31 @@ def test_a_model_that_arithmetic_does_not_know_is_left_to_a_simulation(tmp_path:
     assert found["said"]["model"] == str(config)
 
 
-def test_a_config_that_a_page_hands_over_can_be_asked_about() -> None:
+def test_a_config_that_a_page_hands_over_can_be_asked_about(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
     path = json.loads(answered_as_json("config", _config_of("llama-3.2-1b")))["path"]
     theirs = json.loads(answered_as_json("arithmetic", urlencode({"model": path})))
     ours = arithmetic("model=llama-3.2-1b")
     assert theirs["bar"] == ours["bar"]
-    assert theirs["command"].startswith("harness simulate recipe.yaml ")
+    # whoever handed it has it beside them
+    (tmp_path / "config.json").write_text(_config_of("llama-3.2-1b"))
+    monkeypatch.chdir(tmp_path)
+    _, *words = shlex.split(theirs["command"])
+    assert words == ["simulate", "config.json", "hardware=h100"]
+    assert theirs["yaml"].split() == ["model:", "config.json"]
+    by_command = json.loads(call("napkin", *words[1:], "--json")[1])
+    assert theirs["rows"][0]["value"] == in_gib(by_command["memory"]["peak_allocated_bytes"])
+
+
+def test_so_many_tokens_take_the_hours_that_the_command_says(call: Call) -> None:
+    answer = arithmetic("recipe=smoke&hardware=l4&tokens=35M")
+    (training,) = (row for row in answer["rows"] if row["name"] == "training")
+    tokens_per_s = json.loads(call("napkin", "smoke", "hardware=l4", "--json")[1])["step"]["tokens_per_s"]
+    assert training["value"] == f"{35e6 / tokens_per_s / 3600:,.1f} hours"
+    assert "35,000,000 tokens" in training["detail"]
+    assert answer["said"]["tokens"] == "35000000"
+    assert "tokens: many: write a number" in arithmetic("recipe=smoke&tokens=many")["error"]
 
 
 def _config_of(name: str) -> str:

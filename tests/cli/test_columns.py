@@ -55,6 +55,15 @@ def test_every_line_fits(name: str, columns: int, monkeypatch, call: Call, tmp_p
     assert [line for line in lines if len(line) > columns and not is_a_path(line)] == []
 
 
+def test_a_model_has_one_line_of_80_columns(monkeypatch, call: Call) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = call("models")[1].splitlines()
+    rows = out[1 : out.index("")]
+    assert [row.split()[0] for row in rows] == list_models()
+    # as the recipes for cards say: qlora from 16 GB on, LoRA 24, full 48 and 80
+    assert next(row for row in rows if row.startswith("llama-3.1-8b ")).split()[-3:] == ["16", "24", "48"]
+
+
 def test_a_sweep_s_cells_are_folded_between_their_words(monkeypatch, call: Call) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = call(*COMMANDS["sweep"], "--out", "sweep")[1].split()

@@ -319,12 +319,37 @@ def test_fit_says_what_was_seen_and_what_was_tried(call: Call, monkeypatch: pyte
     assert max(map(len, out.splitlines())) <= 100
     quick = call("fit", "tiny.yaml", "seq_len=1024", "--memory", "600MiB", "--quick")
     assert "not seen to fit" in quick[1]
+    assert re.findall("the model has .* parameters", quick[1]) == re.findall(
+        "the model has .* parameters", out
+    )
     assert quick[2] == ""
     document = json.loads(call("fit", "tiny.yaml", "seq_len=1024", "--memory", "600MiB", "--json")[1])
     tried = document["simulated"]["micro_batch_size"]["tried"]
     assert tried[str(document["largest_micro_batch_size"])] is True
     assert tried[str(document["largest_micro_batch_size"] + 1)] is False
     assert call("fit", "tiny.yaml", "--memory", "501MiB")[0] == 3
+
+
+def test_fit_begins_with_what_makes_it_fit(call: Call) -> None:
+    """Where a recipe does not fit, what to change is the answer, and stands in its first line."""
+    asked = "tiny.yaml", "micro_batch_size=64", "seq_len=1024", "--memory", "900MiB"
+    for how, seen in ((), "it was seen to fit"), (("--quick",), "it fits by arithmetic"):
+        out = call("fit", *asked, *how)[1]
+        first = out.splitlines()[0]
+        assert ": does not fit as it is; with " in first
+        assert first.endswith(seen)
+        changes = first.partition("; with ")[2].removesuffix(seen).split()
+        assert call("simulate", *asked, *changes)[0] == 0
+
+
+@pytest.mark.parametrize("question", [["simulate"], ["napkin"], ["fit", "--quick"]], ids=" ".join)
+def test_one_gpu_of_a_step_that_is_to_be_divided_is_said(question: list[str], call: Call) -> None:
+    """`parallel=fsdp` alone is of one GPU, whose memory is that of all of them."""
+    command, *options = question
+    said = "Set dp_shard to their number, as in dp_shard=8"
+    asked = command, "tiny.yaml", "parallel=fsdp", "hardware=h100"
+    assert said in " ".join(call(*asked, *options)[1].split())
+    assert said not in " ".join(call(*asked, "dp_shard=8", *options)[1].split())
 
 
 def test_fit_exact_finds_what_fits(call: Call) -> None:

@@ -80,6 +80,13 @@ def test_what_fits_is_what_a_simulation_sees() -> None:
     assert cut.peak_allocated_bytes is not None
     assert (cut.rows_cut, cut.tokens_lost) == (2, 5000 - 2 * four.fits_up_to)
     assert ways["grouped by length"].runs_out == "in batch 1"
+    # an epoch is 25 steps of 4 rows, each padded to a mean that is counted by hand
+    assert ways["shuffled"].hours_an_epoch is None  # for it does not fit
+    mean = -(-cut.tokens_an_epoch // (25 * 4))
+    step = simulate(recipe.model_copy(update={"seq_len": int(mean)}), H100)[0].step
+    assert cut.hours_an_epoch == pytest.approx(25 * (step.time_s.median or 0) / 3600)
+    shown = "\n".join(lengths_lines("tiny", "h100", "texts", recipe, found))
+    assert f" {25 * (step.time_s.median or 0):.1f} s" in shown
     assert ways["packing=true"].tokens_an_epoch == -(-found.tokens // 2048) * 2048  # they fill their rows
     text = "\n".join(lengths_lines("tiny", "h100", "texts", recipe, found))
     assert "certain" in text

@@ -99,8 +99,19 @@ def test_whoever_asks(case: str, folder: Path, call: Call) -> None:
         assert plain(by_tool) == document
         assert answer.split() == call(name, *place, *words)[1].split()
 
-    by_command = json.loads(call("hardware", mine, *about.overrides(), "--json")[1])
-    assert plain(tools.pop("hardware")(**asked)["offers"]) == by_command
+    words = ["--price", "h100=2.5", "--tokens", "35M"]
+    by_command = json.loads(call("hardware", mine, *about.overrides(), *words, "--json")[1])
+    more = {"prices": {"h100": 2.5}, "tokens": 35_000_000}
+    by_python = harness.hardware(mine, **about.fields, **more)
+    by_tool = tools.pop("hardware")(**asked, **more)
+    answer = by_tool.pop("answer")
+    assert plain(by_tool) == plain(by_python.as_json())
+    assert plain(by_tool)["offers"] == by_command
+    assert answer.split() == call("hardware", mine, *about.overrides(), *words)[1].split()
+    h100 = next(offer for offer in by_command if offer["name"] == "h100")
+    if h100["fits"]:  # by hand
+        assert h100["hours"] == pytest.approx(35e6 / h100["tokens_per_s"] / 3600)
+        assert h100["cost"] == pytest.approx(2.5 * h100["hours"])
 
     run, other = (folder / f"{case} {name}.json" for name in ("one", "two"))
     run.write_text(profiles["simulate"].to_json())

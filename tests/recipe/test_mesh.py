@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from harness.errors import InputError
-from harness.recipe import Recipe, on_ranks
+from harness.recipe import Recipe, on_ranks, surprises_of_mesh
 
 
 def sizes(recipe: Recipe) -> tuple[int, int, int]:
@@ -50,3 +50,20 @@ def test_a_mesh_that_does_not_multiply_to_the_processes_is_a_sentence(
     with pytest.raises(InputError) as caught:
         on_ranks(Recipe(model="smoke", **fields), num_ranks, "--gpus")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({"parallel": "ddp"}, "dp_replicate"),
+        ({"parallel": "fsdp"}, "dp_shard"),
+        ({"parallel": "tp"}, "tp"),
+        ({"parallel": "fsdp+tp"}, "dp_shard"),
+    ],
+)
+def test_a_way_to_divide_without_a_number_of_gpus_is_said(fields: dict[str, Any], size: str) -> None:
+    """The estimate is of one GPU, which `parallel` alone does not let expect."""
+    (warning,) = surprises_of_mesh(Recipe(model="smoke", **fields))
+    assert warning.endswith(f"Set {size} to their number, as in {size}=8")
+    assert surprises_of_mesh(Recipe(model="smoke", **fields, **{size: 2})) == []
+    assert surprises_of_mesh(Recipe(model="smoke")) == []

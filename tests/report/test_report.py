@@ -297,6 +297,7 @@ def test_pictures_for_slides(call: Call, runs: dict[str, Path]) -> None:
     [
         (["nothing"], "there is no nothing. Give a run folder"),
         (["empty"], "it has neither a profile.json nor a snapshot.pickle"),
+        (["sweep"], "Its report is sweep/report.html"),
         (["text.json"], "text.json is not JSON"),
         (["text.pickle"], "neither a pickle of protocol 2 or later nor a JSON object"),
         (["list.json"], "schema_version"),
@@ -310,6 +311,8 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     call: Call, arguments: list[str], says: str, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/sweep.json").write_text("{}")
     (tmp_path / "text.json").write_text("{nonsense")
     (tmp_path / "text.pickle").write_text("nonsense")
     (tmp_path / "list.json").write_text('{"a": 1}')

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.questions import QUESTIONS, RESULTS, ask
+
 pytestmark = pytest.mark.virtual_gpu
 CONFIG = {
     "model_type": "llama",
@@ -103,3 +105,9 @@ def test_a_transformers_without_what_is_replaced(emulate, tmp_path: Path) -> Non
     )
     done = emulate(sys.executable, "train.py")
     assert done.stdout.splitlines()[-1] == f"{tmp_path}/transformers/__init__.py cuda:0"
+
+
+@pytest.mark.parametrize("name", [name for name, question in QUESTIONS.items() if question.script])
+def test_a_script_of_the_guide_takes_what_the_guide_says(name: str) -> None:
+    """Llama as `from_pretrained` names it on the Hub, whose weights are not here."""
+    assert ask(QUESTIONS[name], {}) == json.loads(RESULTS.read_bytes())["shown"][name]

@@ -1,6 +1,5 @@
 """`harness hardware`."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -56,6 +55,7 @@ def hardware(
         compare_counts,
         compare_hardware,
         read_counts,
+        read_tokens,
         render_choice,
         render_counts,
         render_table,
@@ -75,7 +75,7 @@ def hardware(
             raise InputError(f"{text} is no field. Write --price {text}, with a --price for every device.")
     if best and gpus is not None:
         raise InputError("--best simulates single cards, and --gpus counts them by arithmetic. Give one.")
-    many = 0 if tokens is None else _many(tokens)
+    many = 0 if tokens is None else read_tokens(tokens, "--tokens")
     name, loaded = load_recipe(recipe, overrides or [])
     check_data(loaded)
     loaded = with_attention(loaded)
@@ -99,15 +99,3 @@ def hardware(
     for warning in warnings_of(loaded):
         if f"warning: {warning}" not in told:
             tell(f"warning: {warning}", stderr=as_json)
-
-
-def _many(text: str) -> int:
-    """`35M` as 35,000,000. Raises InputError."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMB]?)", text.replace(",", ""))
-    tokens = int(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[match[2]]) if match else 0
-    if not tokens:
-        raise InputError(
-            f"--tokens {text}: write a number, as in 35M, which 50,000 examples of 700 tokens are "
-            "(k, M and B are thousands, millions and billions)."
-        )
-    return tokens

@@ -43,24 +43,22 @@ def models() -> None:
     """List the models that recipes may name: their sizes, and which cards there is a recipe for."""
     from harness.architecture import load_shape, num_parameters
 
-    cards: dict[str, dict[str, list[str]]] = {}
-    for recipe in list_card_recipes():
-        cards.setdefault(recipe.model, {}).setdefault(recipe.method, []).append(str(recipe.card_gb))
+    cards: dict[str, dict[str, int]] = {}
+    for recipe in list_card_recipes():  # the smallest card first
+        cards.setdefault(recipe.model, {}).setdefault(recipe.method, recipe.card_gb)
     rows = [(name, load_shape(name)) for name in list_models()]
     width = max(len(name) for name, _ in rows)
-    tell(
-        f"{'model':{width}} {'parameters':>11} {'bf16 GiB':>9} {'layers':>7} {'hidden':>7} {'vocabulary':>11}"
-        "  cards, GB"
-    )
+    tell(f"{'model':{width}} {'parameters':>11} bf16 GiB layers hidden vocabulary qlora lora full")
     for name, shape in rows:
         count = num_parameters(shape)
         millions = f"{count / 1e6:,.1f} M"
+        qlora, lora, full = (cards.get(name, {}).get(method, "-") for method in ("qlora", "lora", "full"))
         tell(
-            f"{name:{width}} {millions:>11} {2 * count / GIB:9.2f} {shape.layers:7} {shape.hidden:7,} "
-            f"{shape.vocab:11,}  "
-            + ", ".join(f"{method} {' '.join(sizes)}" for method, sizes in cards.get(name, {}).items())
+            f"{name:{width}} {millions:>11} {2 * count / GIB:8.2f} {shape.layers:6} {shape.hidden:6,} "
+            f"{shape.vocab:10,} {qlora:>5} {lora:>4} {full:>4}"
         )
     print()
+    tell("qlora, lora, full: the smallest card, in GB, for which there is a recipe that was seen to fit.")
     tell("A recipe for a card is MODEL-METHOD-CARD, as llama-3.1-8b-lora-24gb: `harness recipes` lists them.")
     tell("A model may also be a config.json, a checkpoint folder or a Hugging Face id.")
     tell("It may stand where a recipe does, as in `harness fit qwen3-14b adapter=lora`.")

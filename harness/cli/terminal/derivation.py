@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from harness.napkin import Memory, Moment, Term, Timing, derive_terms, required_bytes
+from harness.recipe import surprises_of_mesh
 from harness.step_profile import CATEGORIES
 from harness.units import GIB
 
@@ -38,7 +39,7 @@ def render(name: str, memory: Memory) -> str:
         lines += [*above, f"{head:<{WIDTH - 10}} {term.size_bytes / GIB:9.3f}"]
         lines += _folded(f"      by: {term.source}", WIDTH)
     lines += [*_phases(memory), *_timing(memory)]
-    for warning in memory.sizes.built.surprises:
+    for warning in (*surprises_of_mesh(memory.sizes.recipe), *memory.sizes.built.surprises):
         lines += ["", *_folded(f"warning: {warning}", WIDTH)]
     return "\n".join(lines) + "\n"
 
@@ -51,9 +52,9 @@ def _heading(name: str, memory: Memory, terms: Iterable[Term]) -> Iterator[str]:
     sizes, recipe = memory.sizes, memory.sizes.recipe
     shape, acts = sizes.built.shape, sizes.activations
     yield f"{name} on {sizes.hardware.datasheet.title}: {recipe.model}, {shape.layers} {shape.family} layers"
-    if recipe.distributed:
+    if recipe.world_size > 1:
         mesh = {name: getattr(recipe, name) for name in ("dp_replicate", "dp_shard", "tp")}
-        shown = " × ".join(f"{name} {size}" for name, size in mesh.items() if size > 1) or "one"
+        shown = " × ".join(f"{name} {size}" for name, size in mesh.items() if size > 1)
         yield f"  {recipe.world_size} ranks: {shown}; what follows is one rank's"
     used = {
         letter for term in terms for part in term.formula.split() for letter in part.strip("[").split("·")

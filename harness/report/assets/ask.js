@@ -103,7 +103,7 @@
       const models = `models-${this.number}`;
       const recipe = h("select", {}, ...options([["", "(none: the fields' defaults)"], ...form.recipes.map((one) => [one.name, one.name])]));
       recipe.addEventListener("change", () => {
-        const kept = (this.wrong ? [] : ["hardware", "memory"]).filter((name) => this.said.has(name)).map((name) => [name, this.said.get(name)]);
+        const kept = (this.wrong ? [] : ["hardware", "memory", "tokens"]).filter((name) => this.said.has(name)).map((name) => [name, this.said.get(name)]);
         const model = recipe.value ? [] : [["model", this.recipe?.model ?? form.models[0]]];
         this.said = new Map([...(recipe.value ? [["recipe", recipe.value]] : model), ...kept]);
         this.ask();
@@ -113,6 +113,7 @@
       method.addEventListener("change", () => method.value && this.change(form.methods[method.value]));
       const hardware = this.says("hardware", h("select", {}, ...options(form.devices.map((one) => [one.name, `${one.title}, ${one.memory}`]))));
       const memory = this.says("memory", h("input", { type: "text", placeholder: "its own", autocomplete: "off" }), "change");
+      const tokens = this.says("tokens", h("input", { type: "text", placeholder: "no number", autocomplete: "off" }), "change");
       const gpus = h("input", { type: "number", min: 1, max: 65536, step: 1, inputmode: "numeric" });
       gpus.addEventListener("input", () => {
         if (!gpus.validity.valid || !gpus.value) return;
@@ -134,6 +135,7 @@
         this.field("gpus", "cards", gpus, { about: "Of several cards each holds a part: FSDP2, unless the recipe says how it is divided." }),
         this.field("hardware", "card", hardware, { wide: true }),
         this.field("memory", "its memory, as in 16GiB", memory),
+        this.field("tokens", "tokens in all, as in 35M", tokens),
       ));
       const groups = form.groups.map((group) => {
         const fields = h("div", { class: "fields" }, ...group.fields.map((field) => this.recipeField(field)));
