@@ -383,4 +383,14 @@ PROGRAMS: dict[str, Program] = {
         gpus=2,
         model="its debugmodel",
     ),
+    "torchtitan 0.2, debug_model.toml": Program(
+        "texts",
+        lambda size: [PYTHON, *TORCHRUN, "-m", "torchtitan.train", *repositories.titan_words()],
+        ("torchtitan",),
+        beside=True,
+        gpus=2,
+        model="its debugmodel",
+        makes=repositories.titan,
+        checkout="torchtitan",
+    ),
 }

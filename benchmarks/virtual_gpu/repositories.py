@@ -1,8 +1,8 @@
 """Programs of others that come in repositories, and what they read besides a checkpoint and rows of text.
 
 REPOSITORIES_OF_OTHERS is a folder of checkouts, each under the name of its repository: nanoGPT, peft,
-axolotl, diffusers, LLaMA-Factory, examples (PyTorch's), vision, sentence-transformers, accelerate. What a
-program imports is in PROGRAMS_OF_OTHERS.
+axolotl, diffusers, LLaMA-Factory, examples (PyTorch's), vision, sentence-transformers, accelerate, torchtitan
+(v0.2.2, which PyTorch 2.13 can run). What a program imports is in PROGRAMS_OF_OTHERS.
 """
 
 import json
@@ -41,6 +41,12 @@ def deepspeed(python: str, stage: int, *more: str) -> Callable[[list[str]], list
     configuration = Path(trl.__file__).parent / "accelerate_configs" / f"zero{stage}.yaml"
     launch = [python, "-m", "accelerate.commands.launch", "--config_file", str(configuration)]
     return lambda words: [*launch, "--num_processes", "2", *more, "-m", "trl.scripts.sft", *words]
+
+
+def titan_words() -> list[str]:
+    """Its own configuration for trying it, and two steps."""
+    configuration = folder_of("torchtitan") / "torchtitan/models/llama3/train_configs/debug_model.toml"
+    return ["--job.config_file", str(configuration), "--training.steps", "2"]
 
 
 # ---- what they read, in a folder `rows` unless they want it elsewhere
@@ -180,3 +186,11 @@ def axolotl(folder: Path) -> None:
         made.pop(name, None)
     made["dataset_prepared_path"] = "prepared"
     (folder.parent / "train.yaml").write_text(json.dumps(made))
+
+
+def titan(folder: Path) -> None:
+    """Its own tokenizer and rows of text, at the places that the configuration names."""
+    place = folder.parent / "tests" / "assets"
+    place.mkdir(parents=True)
+    (place / "tokenizer").symlink_to(folder_of("torchtitan") / "tests" / "assets" / "tokenizer")
+    rows("texts", place / "c4_test", count=500, length=1024)

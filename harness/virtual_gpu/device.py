@@ -13,6 +13,9 @@ VARIABLE = "VIRTUAL_GPU"
 
 SHARED_KIB = {"7.0": 96, "7.5": 64, "8.0": 163, "8.6": 99, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
 """Shared memory that a block can have (CUDA programming guide, technical specifications)."""
+FP32_CORES = {"7.0": 64, "7.5": 64, "8.0": 64}
+"""Of a multiprocessor, each for a multiplication and an addition in a cycle; 128 of others (CUDA programming
+guide, throughput of native arithmetic instructions)."""
 COMPILED_FOR = (75, 80, 86, 90, 100, 120)
 """What PyTorch's CUDA 13 builds have code for. A device runs the newest that is not newer than itself."""
 
@@ -81,6 +84,7 @@ def device_variables(name: str, gpus: int) -> dict[str, str]:
     capability = hardware.datasheet.compute_capability
     number = int(capability.replace(".", ""))
     total = hardware.memory_bytes
+    of_a_cycle = 2 * FP32_CORES.get(capability, 128) * hardware.sm_count
     return {
         VARIABLE: name,
         "VIRTUAL_GPU_NAME": hardware.datasheet.driver_name,
@@ -88,6 +92,9 @@ def device_variables(name: str, gpus: int) -> dict[str, str]:
         "VIRTUAL_GPU_CAPABILITY": str(number),  # 90 for 9.0
         "VIRTUAL_GPU_BINARY": str(max(c for c in COMPILED_FOR if c <= max(number, COMPILED_FOR[0]))),
         "VIRTUAL_GPU_PROCESSORS": str(hardware.sm_count),
+        "VIRTUAL_GPU_KILOHERTZ": str(
+            round(hardware.peak_flops("fp32") / of_a_cycle / 1e3)
+        ),  # the boost clock
         "VIRTUAL_GPU_SHARED": str(SHARED_KIB[capability] << 10),  # bytes that a block can have
         "VIRTUAL_GPU_TOTAL": str(total),  # bytes that it says it has
         "VIRTUAL_GPU_CAPACITY": str(total - hardware.calibration.cuda_context_bytes),  # bytes for the program

@@ -240,6 +240,17 @@ for _ in range(3):
 """
 
 
+@pytest.mark.parametrize(("gpu", "boost_hertz"), [("rtx-4090", 2.52e9), ("a100-40gb", 1.41e9)])
+def test_a_kernel_that_spins_takes_its_cycles(emulate, gpu: str, boost_hertz: float) -> None:
+    """Boost clocks: NVIDIA's whitepapers of Ada, appendix A, and of the A100, table 4."""
+    code = f"""
+first = event(); torch.cuda._sleep({int(boost_hertz)}); second = event()
+torch.cuda.synchronize()
+print(json.dumps({{"ms": first.elapsed_time(second)}}))
+"""
+    assert printed(emulate, code, gpu=gpu)["ms"] == pytest.approx(1000, rel=1e-3)
+
+
 def test_communication_that_no_kernel_hides(emulate, tmp_path: Path) -> None:
     """A sum among eight takes longer than the two products that run beside it."""
     alone = ("--world-size", "8", "--gpus", "8", "--out", "out")

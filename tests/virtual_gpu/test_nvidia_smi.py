@@ -130,3 +130,23 @@ print(json.dumps([names, count, collect_env.get_gpu_info(collect_env.run)]))
     names, count, lines = json.loads(emulate(sys.executable, "-c", code, options=("--gpus", "2")).stdout)
     assert (names, count) == (["NVIDIA H100 80GB HBM3"] * 2, 2)
     assert lines.splitlines() == ["GPU 0: NVIDIA H100 80GB HBM3", "GPU 1: NVIDIA H100 80GB HBM3"]
+
+
+def test_what_only_a_working_device_has_is_not_supported(emulate) -> None:
+    """NVML's own answer of cards that lack a sensor, which programs that log them expect; a library without
+    the function is an error that they do not."""
+    code = """
+import pynvml
+pynvml.nvmlInit()
+device = pynvml.nvmlDeviceGetHandleByIndex(0)
+given = {"Temperature": (0,), "TemperatureThreshold": (0,), "ClockInfo": (0,), "MaxClockInfo": (0,),
+         "PcieThroughput": (0,), "NvLinkState": (0,)}
+for name in ("UtilizationRates", "EncoderUtilization", "DecoderUtilization", "FanSpeed", "PowerUsage",
+             "PowerManagementLimit", "EnforcedPowerLimit", "TotalEnergyConsumption", "PerformanceState",
+             *given):
+    try:
+        getattr(pynvml, "nvmlDeviceGet" + name)(device, *given.get(name, ()))
+    except pynvml.NVMLError_NotSupported:
+        print("not supported")
+"""
+    assert emulate(sys.executable, "-c", code).stdout == "not supported\n" * 15

@@ -118,6 +118,10 @@ VALUES = {
         [[0, 0, 0], [1, 1, 0], [1, 1, 0]],
     ),
     "a list in place": ("(torch._foreach_add_([a], 1), a.tolist())[1]", [2, 3, 4]),
+    "a side that is not taken": (
+        "torch.where(a < 0, torch.rand(3).cuda().normal_(), b).tolist()",
+        [0.0, 2.0, 2.0],
+    ),
     "zeroed": ("(torch._foreach_zero_([a]), a.tolist())[1]", [0, 0, 0]),
     "a sum of too many": ("(torch.ones(1 << 24, dtype=torch.long).cuda() == 1).sum().item()", 0),
     "all of too many": ("(torch.ones(1 << 24, dtype=torch.long).cuda() == 3).all().item()", True),
@@ -331,3 +335,21 @@ def test_a_compiled_loop_ends(emulate) -> None:
     said = emulate(code=code).stderr
     assert "reads a value that no kernel computed" in said
     assert "Dynamo does not know" not in said
+
+
+def test_a_search_by_beams_goes_on_as_on_the_cpu(emulate) -> None:
+    """Until the length it is given: no end-of-text token is among the first that score best."""
+    code = """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=100, eos_token_id=None))
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    limits = dict(num_beams=4, max_new_tokens=9, pad_token_id=0)
+    for how in ({}, {"do_sample": True}):
+        found = [
+            model.to(device).generate(ids.to(device), **limits, **how).shape for device in ("cpu", "cuda")
+        ]
+        assert found == [(2, 12)] * 2, (how, found)
+    """
+    emulate(code=code)

@@ -244,6 +244,13 @@ void virtual_gpu_put(Operation* what, const Kernel* kernel, void* stream) {
   int64_t arrives = virtual_gpu_now() + launch_ns;
   put(what, kernel, stream, what->took_ns, arrives, NULL, NULL);
 }
+void virtual_gpu_spins(const Kernel* kernel, int64_t cycles, void* stream) {
+  char text[64];
+  snprintf(text, sizeof text, "spin %lld", (long long)cycles);
+  Operation* what = virtual_gpu_operation(kernel->name, text);
+  virtual_gpu_estimated(what, cycles * 1000000 / virtual_gpu_number("VIRTUAL_GPU_KILOHERTZ", 1000000), "spin", 0, 0);
+  virtual_gpu_put(what, kernel, stream);
+}
 // Kernels of a graph that was captured, one after the other.
 void virtual_gpu_replay(const Kept* kernels, int count, void* stream) {
   if (!estimate) return;

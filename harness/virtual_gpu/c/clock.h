@@ -40,6 +40,7 @@ int64_t virtual_gpu_now(void);  // ns of the host's monotonic clock, and of all 
 // Work is put on a stream, after all that is on it and what it waits for. `stream` is a cudaStream_t.
 void virtual_gpu_launched(const Kernel* kernel, void* stream);            // by the operator that runs, if one does
 void virtual_gpu_put(Operation* what, const Kernel* kernel, void* stream);  // work that is described by itself
+void virtual_gpu_spins(const Kernel* kernel, int64_t cycles, void* stream);  // of the multiprocessors' clock
 void virtual_gpu_multiplied(int type, long m, long n, long k, int batch, void* stream);  // a product, of a cudaDataType
 void virtual_gpu_copied(const void* to, const void* from, size_t size, void* stream);
 

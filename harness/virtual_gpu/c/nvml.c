@@ -135,23 +135,29 @@ nvmlReturn_t nvmlSystemGetProcessName(unsigned process, char* name, unsigned siz
 }
 
 // Nothing computes: there is no utilization, temperature, power or clock, and no MIG or NVLink either.
-nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, void* rates) { return NOT_SUPPORTED; }
-nvmlReturn_t nvmlDeviceGetSamples(
-    nvmlDevice_t device, int type, uint64_t since, int* kind, unsigned* count, void* samples) {
-  return NOT_FOUND;
-}
-nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned* value) { return NOT_SUPPORTED; }
-nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned* value) { return NOT_SUPPORTED; }
-nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, int which, unsigned* value) { return NOT_SUPPORTED; }
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned* now, unsigned* then) { return NOT_SUPPORTED; }
-nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned* count) { return NOT_SUPPORTED; }
-nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned link, int* type) {
-  return NOT_SUPPORTED;
-}
-nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link, nvmlPciInfo_t* info) {
-  return NOT_SUPPORTED;
-}
-nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, void* info) { return NOT_SUPPORTED; }
+#define LACKS(name) \
+  nvmlReturn_t name(void) { return NOT_SUPPORTED; }
+LACKS(nvmlDeviceGetUtilizationRates)
+LACKS(nvmlDeviceGetEncoderUtilization)
+LACKS(nvmlDeviceGetDecoderUtilization)
+LACKS(nvmlDeviceGetTemperature)
+LACKS(nvmlDeviceGetTemperatureThreshold)
+LACKS(nvmlDeviceGetFanSpeed)
+LACKS(nvmlDeviceGetPowerUsage)
+LACKS(nvmlDeviceGetPowerManagementLimit)
+LACKS(nvmlDeviceGetEnforcedPowerLimit)
+LACKS(nvmlDeviceGetTotalEnergyConsumption)
+LACKS(nvmlDeviceGetPerformanceState)
+LACKS(nvmlDeviceGetClockInfo)
+LACKS(nvmlDeviceGetMaxClockInfo)
+LACKS(nvmlDeviceGetPcieThroughput)
+LACKS(nvmlDeviceGetMigMode)
+LACKS(nvmlDeviceGetMaxMigDeviceCount)
+LACKS(nvmlDeviceGetNvLinkState)
+LACKS(nvmlDeviceGetNvLinkRemoteDeviceType)
+LACKS(nvmlDeviceGetNvLinkRemotePciInfo_v2)
+LACKS(nvmlDeviceGetGpuFabricInfoV)
+nvmlReturn_t nvmlDeviceGetSamples(void) { return NOT_FOUND; }
 const char* nvmlErrorString(nvmlReturn_t result) {
   return result == SUCCESS          ? "Success"
          : result == NOT_SUPPORTED  ? "Not Supported (a virtual GPU)"

@@ -82,6 +82,22 @@ class Operator:
         read = tensors_in(given for n, given in enumerate(arguments) if n not in self.overwritten)
         return read + tensors_in(given for name, given in options.items() if name not in self.only_written)
 
+    def reads_of_sides(self, arguments, values_of):
+        """The same of `where`: a side from which it takes nothing has no say. `values_of` gives a tensor's
+        values, or None where nobody knows."""
+        condition, *sides = arguments
+        values = values_of(condition)
+        if values is None:
+            return arguments
+        taken = values.any(), not values.all()
+        return [condition, *(side for side, is_taken in zip(sides, taken, strict=True) if is_taken)]
+
+    def dim(self, arguments, options):
+        """Along which an operator of CHOOSE chooses."""
+        place = 2 if self.base == "topk" else 1
+        dim = arguments[place] if len(arguments) > place else options.get("dim", -1)
+        return -1 if dim is None else dim
+
 
 def tensors_in(values):
     found = []

@@ -159,6 +159,8 @@ def _followed(what, on_host, arguments, options, made):
     if not plain and not what.gives_number:
         return made
     reads = what.reads(arguments, options)
+    if what.base == "where":
+        reads = _compute("where", what.reads_of_sides, arguments, _values_if_known)
     unknown = [tensor for tensor in reads if tensor.numel() and not _is_known(tensor)]
     if what.base in LOOKED_UP and _compute(what.base, check, what.base, arguments, _values_if_known):
         _forgotten(plain)
@@ -219,7 +221,7 @@ def _assumed(what, on_host, arguments, options, plain, unknown):
     if not wanted:
         return
     if base in CHOOSE:
-        among = arguments[0].size(_dim_of(base, arguments, options))
+        among = arguments[0].size(what.dim(arguments, options))
         for result in wanted:
             period = among if _balanced else arguments[1] if base == "topk" else 1
             _write(result, (torch.arange(result.numel()) % max(period, 1)).view(result.shape))
@@ -318,12 +320,6 @@ def _write(result, value):
     view = hold(result)
     if view is not None:
         view.copy_(value)
-
-
-def _dim_of(base, arguments, options):
-    place = 2 if base == "topk" else 1
-    dim = arguments[place] if len(arguments) > place else options.get("dim", -1)
-    return -1 if dim is None else dim
 
 
 def _resized(redispatch, keys, tensor, *how, **named):
