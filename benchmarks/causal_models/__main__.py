@@ -57,9 +57,9 @@ def all_types() -> list[str]:
 
 def models_that_see() -> list[str]:
     """The types whose processors are known to harness."""
-    from harness.training.images import BY_GRID, BY_SIZE, WHOLE
+    from harness.training.images import KNOWN
 
-    return sorted((*BY_GRID, *BY_SIZE, *WHOLE))
+    return sorted(KNOWN)
 
 
 def config_file(kind: str, folder: Path) -> Path | str:

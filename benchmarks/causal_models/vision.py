@@ -20,6 +20,11 @@ TOWERS: dict[str, dict[str, Any]] = {
         for kind in ("qwen3_vl", "qwen3_vl_moe")
     },
     **{kind: {"image_size": 112, "patch_size": 14} for kind in ("gemma3", "llava", "vipllava")},
+    "internvl": {"image_size": [56, 56], "patch_size": [14, 14]},
+    "llama4": {
+        **{"image_size": 56, "patch_size": 14, "intermediate_size": 4 * 256},
+        **dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 256),
+    },
 }
 """By type: what sizes of the tower ask of each other, and of the decoder's."""
 AROUND: dict[str, dict[str, Any]] = {

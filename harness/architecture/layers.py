@@ -136,6 +136,7 @@ def _feeding(shape: ModelShape, feed: str) -> list[Matrix]:
         Matrix("mlp.experts.gate_up_proj", hidden, (1 + shape.gated) * width, "expert up", stacked=count),
         Matrix("mlp.experts.down_proj", width, hidden, "expert down", stacked=count),
         *(_mlp(shape, "mlp.shared_expert", shape.shared_width) if shape.shared_width else []),
+        *([Matrix("mlp.shared_expert_gate", hidden, 1, "in")] if shape.gates_shared else []),
     ]
 
 
@@ -183,13 +184,19 @@ def _vectors(shape: ModelShape, block: Block) -> int:
     both = block.feed != "none" and block.mixer != "none"
     elements = (shape.norms if both else 1) * shape.hidden * (1 + shape.layer_norm)
     if block.mixer in ("attention", "sliding"):
-        return elements + shape.kv_rank + shape.query_rank + 2 * shape.head_dim * shape.qk_norm
+        heads = shape.heads + shape.kv_heads if shape.family.startswith("olmo") else 2  # one norm for all
+        return elements + shape.kv_rank + shape.query_rank + heads * shape.head_dim * shape.qk_norm
     if block.mixer == "none":
         return elements
     scans = block.mixer == "scan"
     width = shape.hidden if block.mixer == "conv" else shape.state_width
     keys = 0 if scans or block.mixer == "conv" else 2 * shape.state_key_heads * shape.state_dim
-    return elements + (width + keys) * shape.conv_kernel + width * shape.state_dim * scans
+    elements += (width + keys) * shape.conv_kernel + width * shape.state_dim * scans
+    if "state space" in block.mixer:  # the convolution's bias, the norm, a step, a decay and a skip a head
+        return elements + (width + keys) + width + 3 * shape.state_heads
+    # with a gated delta rule the norm of a head, a step and a decay a head
+    gated = block.mixer == "delta" and shape.gated_attention
+    return elements + (shape.state_head_dim + 2 * shape.state_heads) * gated
 
 
 def quantized(matrix: Matrix, storage: str, double_quant: bool) -> tuple[int, str]:

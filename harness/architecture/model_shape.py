@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from harness.architecture.config_file import LARGEST_COUNT, MOST_LAYERS, checked_count, read_config
 from harness.architecture.family import family_defaults
+from harness.architecture.field_names import NAMES
 from harness.architecture.model_id import find_config
 from harness.architecture.tower import tower_elements
 from harness.errors import InputError
@@ -31,34 +32,6 @@ Mixer = Literal[
 state space: Mamba-2; scan: Mamba; conv: a short gated convolution; recurrent: RG-LRU."""
 Feed = Literal["dense", "experts", "none"]
 
-_NAMES: dict[str, tuple[str, ...]] = {
-    "hidden_size": ("n_embd", "d_model"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_attention_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
-    "head_dim": ("attention_head_dim", "kv_channels"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"),
-    "hidden_act": ("hidden_activation", "activation_function", "mlp_hidden_act", "activation"),
-    "max_position_embeddings": ("n_positions",),
-    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "num_experts_per_tok": ("moe_topk", "moe_k", "num_experts_per_token", "top_k_experts"),
-    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
-    "first_k_dense_replace": ("num_dense_layers", "moe_layer_start_index"),
-    "layer_types": ("layers_block_type", "block_types"),
-    "full_attn_idxs": ("attn_layer_indices",),
-    "state_heads": ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads"),
-    "state_head_dim": ("mamba_d_head", "mamba_head_dim"),
-    "state_size": ("mamba_d_state", "ssm_state_size"),
-    "state_groups": ("mamba_n_groups", "mamba_ngroups", "n_groups"),
-    "expand": ("mamba_expand",),
-    "chunk_size": ("mamba_chunk_size",),
-    "conv_kernel": ("linear_conv_kernel_dim", "mamba_d_conv", "conv_L_cache", "conv1d_width"),
-    "attention_dropout": ("attn_pdrop", "attention_probs_dropout_prob"),
-    "resid_pdrop": ("hidden_dropout",),
-    "sliding_window": ("attention_window_size",),
-    "final_logit_softcapping": ("logits_soft_cap",),
-}
-"""Other names of a field; a family's own `attribute_map` comes before them."""
 _MIXERS: dict[str, Mixer] = {
     **dict.fromkeys(("sliding_attention", "chunked_attention"), "sliding"),
     **dict.fromkeys(("linear_attention", "mamba", "hybrid"), "state space"),
@@ -67,7 +40,7 @@ _MIXERS: dict[str, Mixer] = {
 """By what a config calls a layer; every other name is one of attention."""
 _LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 _MAMBA = ("mamba", "mamba2", "falcon_mamba", "zamba", "zamba2")
-_GATED = ("gemma", "recurrent_gemma", "zamba", "zamba2")
+_GATED = ("gemma", "recurrent_gemma", "zamba", "zamba2", "lfm2", "lfm2_moe")
 """Families whose MLP has a gate though neither the plan of their layers nor the activation says so."""
 _FOUR_NORMS = ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "glm4", "afmoe")
 _ONE_NORM = ("cohere", "cohere2", "cohere2_moe", "gptj", "phi", "codegen", *_MAMBA)
@@ -76,6 +49,8 @@ _LEARNED_POSITIONS = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "openai-gpt", "bi
 _BIASED = ("gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "phi", "opt", "bloom", "starcoder2", "gptj")
 _RMS = ("nemotron_h", "lfm2", "lfm2_moe", "llama4_text", *_MAMBA)
 """Families with RMSNorm whose config names its epsilon otherwise than rms_norm_eps."""
+_QK_NORM = ("olmo", "qwen3", "lfm2")
+"""Beginnings of families that norm queries and keys, whether their plan says so or not."""
 _SLIDING_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "olmo3": 4}
 """Of so many layers one has full attention and the others a window; in other families with one, all do."""
 
@@ -139,6 +114,8 @@ class ModelShape:
     expert_width: int = 0
     shared_width: int = 0
     """Of the MLP that all tokens take beside their experts."""
+    gates_shared: bool = False
+    """A linear layer of one output weighs what that MLP says."""
     sliding_window: int | None = None
     attention_softcap: bool = False
     logit_softcap: bool = False
@@ -186,13 +163,19 @@ def read_shape(config: Mapping[str, Any], origin: str = "config") -> ModelShape:
     """The shape a config describes. Raises InputError naming `origin`, the field and its value."""
     whole, inner = config, config.get("text_config")  # of a model that also sees or hears: its decoder
     if is_object(inner):
-        config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **inner}
+        tied = config.get("tie_word_embeddings", _tied(config))
+        config = {**({} if tied is None else {"tie_word_embeddings": tied}), **inner}
     family = config.get("model_type")
     if not isinstance(family, str):
         said = "it must name the model's family, for example llama."
         raise InputError(f"model: {origin}: model_type is {family!r:.60}; {said}")
     shape = _shape(family, _Reader(family, config, origin))
     return replace(shape, tower=tower_elements(whole, shape.hidden))
+
+
+def _tied(config: Mapping[str, Any]) -> bool | None:
+    """The default of the whole model's family; None where it has none, and the decoder's is taken."""
+    return family_defaults(str(config.get("model_type"))).get("tie_word_embeddings")
 
 
 class _Reader:
@@ -206,7 +189,7 @@ class _Reader:
 
     def names(self, name: str) -> list[str]:
         own = self.other_names.get(name)
-        return [name, *([own] if own else []), *_NAMES.get(name, ())]
+        return [name, *([own] if own else []), *NAMES.get(name, ())]
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a field. One that is null has no window, no cap: not the default."""
@@ -250,10 +233,11 @@ def _shape(family: str, read: _Reader) -> ModelShape:
     if heads % kv_heads:
         what = f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
         raise InputError(f"model: {read.origin}: {what}.")
-    inner = read.count("intermediate_size", 4 * hidden) // (2 if family == "recurrent_gemma" else 1)
+    inner = _mlp_width(read, hidden)
     width = read.count("moe_intermediate_size", inner)
-    shared = read.size("shared_expert_intermediate_size") or read.size("shared_intermediate_size")
-    activation, window = str(read.get("hidden_act", "gelu")), read.get("sliding_window")
+    shared = inner if family == "llama4_text" else read.size("shared_expert_intermediate_size")
+    act = "silu" if family.startswith("lfm") else "gelu"
+    activation, window = str(read.get("hidden_act", act)), read.get("sliding_window")
     gated = activation in ("silu", "swish", "swiglu") and "up_proj" not in read.plan
     gated = gated or family in _GATED or "gate_proj" in read.plan or "gate_up_proj" in read.plan
     biased = family.startswith("qwen2") or bool(read.get("attention_bias"))
@@ -283,11 +267,13 @@ def _shape(family: str, read: _Reader) -> ModelShape:
         qkv_bias=biased,
         layer_norm=family not in _RMS and read.get("rms_norm_eps") is None,
         norms=4 if family in _FOUR_NORMS else 1 if family in _ONE_NORM else 2,
-        qk_norm=any(each in read.plan for each in ("q_norm", "q_layernorm")) or family.startswith("olmo"),
+        qk_norm=family.startswith(_QK_NORM)
+        or any(each in read.plan for each in ("q_norm", "q_layernorm")),
         experts=read.count("num_experts") if routes else 0,
         experts_per_token=read.count("num_experts_per_tok", 1) if routes else 0,
         expert_width=width if routes else 0,
-        shared_width=read.size("n_shared_experts") * width or shared,
+        shared_width=shared or read.size("n_shared_experts") * width,
+        gates_shared=routes and bool(shared) and family.startswith("qwen"),
         sliding_window=window if any(b.mixer == "sliding" for b in kinds) else None,
         attention_softcap=read.get("attn_logit_softcapping") is not None,
         logit_softcap=read.get("final_logit_softcapping") is not None,
@@ -296,6 +282,17 @@ def _shape(family: str, read: _Reader) -> ModelShape:
         residual_dropout=read.rate("resid_pdrop"),
         **_state(read, hidden, heads),
     )
+
+
+def _mlp_width(read: _Reader, hidden: int) -> int:
+    inner = read.count("intermediate_size", 4 * hidden)
+    if read.family == "recurrent_gemma":
+        return inner // 2
+    if read.family == "lfm2" and read.get("block_auto_adjust_ff_dim"):  # as Lfm2MLP has it
+        inner = int(read.get("block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
+        step = read.count("block_multiple_of", 256)
+        return -(-inner // step) * step
+    return inner
 
 
 def _kinds(read: _Reader, layers: int, pattern: list[str]) -> tuple[Block, ...]:

@@ -29,12 +29,16 @@ def tower_elements(config: Mapping[str, Any], hidden: int) -> int:
     gated, norm = given.get("hidden_act") == "silu", width * (1 if given.get("hidden_act") == "silu" else 2)
     values = (_first(given, "in_channels", "num_channels") or 3) * patch**2
     values *= _first(given, "temporal_patch_size") or 1
-    biased = 0 if merged else width
-    positions = 0 if merged else (_first(given, "image_size") // patch) ** 2 * width
+    learned = _first(given, "num_position_embeddings")  # Qwen3-VL's, with a bias of the patches
+    biased = 0 if merged and not learned else width
+    learned = learned or (0 if merged else (_first(given, "image_size") // patch) ** 2)
     attention = 4 * width * (width + 1)
     mlp = (2 + gated) * width * inner + (1 + gated) * inner + width
     blocks = depth * (attention + mlp + 2 * norm)
-    return values * width + biased + positions + blocks + norm + _projector(config, width, merged, hidden)
+    deep = len(given.get("deepstack_visual_indexes") or ()) * (2 * width * merged**2)  # norms of their own
+    projectors = _projector(config, width, merged, hidden)
+    projectors += len(given.get("deepstack_visual_indexes") or ()) * projectors + deep
+    return values * width + biased + learned * width + blocks + norm + projectors
 
 
 def _projector(config: Mapping[str, Any], width: int, merged: int, hidden: int) -> int:

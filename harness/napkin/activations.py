@@ -15,6 +15,7 @@ from harness.napkin.terms import Dims, Term
 from harness.napkin.weights import SIZES, BuiltModel
 
 LOSS = "transformers/loss/loss_utils.py, ForCausalLMLoss"
+DEQUANTIZED = "bitsandbytes.nn.parametrize"
 IN_CTX = "MatMul8bitLt, in its ctx, which checkpointing does not reach"
 SELECTIVE = "torch.utils.checkpoint, create_selective_checkpoint_contexts"
 LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
@@ -267,7 +268,7 @@ class Activations:
         whole, quantized = sum(m.elements for m in stacked) // self.recipe.tp, built.storage(stacked[0])
         name, source = "experts with their adapters", "W + B A, made whole (peft's ParamWrapper)"
         if quantized:
-            name, width, source = "experts dequantized", self.compute, "bitsandbytes.nn.parametrize"
+            name, width, source = "experts dequantized", self.compute, DEQUANTIZED
         made = Term("", name, f"{whole:,} × {width} B", whole * width, source)
         return [*terms, made] if quantized or adapted else terms
 

@@ -12,6 +12,7 @@ import harness.hardware as device
 from harness.architecture import Matrix, matrices_of
 from harness.hardware import Work
 from harness.kernel_time import time_of, transfer
+from harness.napkin.activations import DEQUANTIZED
 from harness.napkin.memory import Sizes
 from harness.napkin.ranks import ring, sent_bytes
 from harness.napkin.terms import sum_of
@@ -154,13 +155,15 @@ class Timing:
     def utilization(self, flops: int) -> float:
         return utilization(flops, self.seconds, self.hardware.peak_flops(self.recipe.compute_dtype)) or 0.0
 
-    def _products(self, matrix: Matrix, times: int) -> list[Work]:
-        """So many products with a matrix, in all micro batches."""
+    def _products(self, matrix: Matrix, times: int, *, backward: bool = False) -> list[Work]:
+        """So many products with a matrix, in all micro batches. Backward dequantizes a linear layer's weight
+        again, and has kept the experts' since forward."""
         tp, dtype = self.recipe.tp, self.recipe.compute_dtype
         built, width = self.sizes.built, self.acts.compute
         rows, n = self.acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S"), matrix.elements // tp
         moved = (rows * (matrix.inputs + matrix.outputs // tp) + n) * width
-        before = n * width if built.storage(matrix) else 0  # the weight in 16 bit
+        kept = backward and matrix.stacked > 1
+        before = n * width if built.storage(matrix) and not kept else 0  # the weight in 16 bit
         in_fp8 = built.in_fp8(matrix)
         works = [Work(2 * rows * n // matrix.stacked, moved, 1, "matmul", "fp8" if in_fp8 else dtype, before)]
         if (
@@ -194,10 +197,11 @@ class Timing:
                 if again and self._is_last(matrix):
                     continue
                 if not keeps_products or sizes.built.storage(matrix):
-                    works += self._products(matrix, count * factor)
+                    works += self._products(matrix, count * factor, backward=passes == 2)
             times = count * self.micro * passes
             over = COMPILED_PASSES[passes - 1] // passes if acts.compiled else PASSES
-            works.append(Work(0, sum_of(acts.kept_by(block)) * over, OPERATORS).times(times))
+            read = sum_of(term for term in acts.kept_by(block) if term.source != DEQUANTIZED)  # by products
+            works.append(Work(0, read * over, OPERATORS).times(times))
             if block.attends and not keeps_products:
                 flops = 2 * d("B·N·S·S") * (d("D") + d("U"))  # a fused backward makes the scores once more
                 flops += flops // 4 if passes == 2 and acts.kernel == "fused" else 0

@@ -18,7 +18,13 @@ CALL = "call"
 """Where overrides are given: what a message names."""
 NOT_HERE: dict[str, dict[str, str]] = {
     "quantization": {
-        **dict.fromkeys(("nvfp4", "mxfp4", "mxfp8"), "a format of floats with shared scales"),
+        **dict.fromkeys(
+            ("nvfp4", "mxfp4"),
+            "a format that transformers runs and does not train; what is published in it, as gpt-oss is, it "
+            "trains as 16-bit weights (Mxfp4Config(dequantize=True)): write quantization: none, or for a base "
+            "in 4 bit with LoRA quantization: nf4",
+        ),
+        "mxfp8": "a format of floats with shared scales",
         "fp8": "a format of products here and of no weights: write fp8: true",
         **dict.fromkeys(("gptq", "awq", "hqq", "aqlm", "eetq", "gguf"), "another library's format"),
         **dict.fromkeys(("int4", "4bit", "bnb_4bit"), "4 bits a weight: write quantization: nf4"),

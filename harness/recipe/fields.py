@@ -72,7 +72,8 @@ class Fields(Values):
     one scale. Weights, gradients and what is kept for backward stay as they are."""
 
     quantization: Quantization = "none"
-    """Storage of the frozen base's linear layers, by bitsandbytes."""
+    """Storage of the frozen base's linear layers and experts, by bitsandbytes. Its fp4 is neither MXFP4 nor
+    NVFP4, in which transformers trains nothing."""
     double_quant: bool = False
     """Quantize the 4-bit block scales as well."""
     upcast_for_kbit: bool = False

@@ -1,7 +1,7 @@
 """What a model's processor makes of images: how many tokens of a row, and which inputs beside them.
 
 The processors' own classes are not asked: they need packages and files of their own for a few lines of
-arithmetic. Which of three ways a family's takes is told here, and tests compare with the processors.
+arithmetic. Which of four ways a family's takes is told here, and tests compare with the processors.
 """
 
 import inspect
@@ -15,6 +15,7 @@ from harness.data import NOT_PREDICTED
 from harness.errors import InputError
 from harness.recipe import Recipe
 from harness.training.model_config import model_class, sees
+from harness.training.tiles import CUT_OTHERWISE, MOST, tiles_of
 
 BY_GRID = (
     "qwen2_vl",
@@ -33,6 +34,9 @@ BY_SIZE = ("mistral3", "lighton_ocr")
 image_processing_pixtral.py, get_resize_output_image_size)."""
 WHOLE = ("gemma3", "llava", "vipllava")
 """Every image becomes as large as the tower was made for."""
+TILED = tuple(MOST)
+"""Every image becomes tiles, each as large as the tower was made for (training/tiles.py)."""
+KNOWN = (*BY_GRID, *BY_SIZE, *WHOLE, *TILED)
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,13 @@ class Images:
     reserved: frozenset[int]
     """Words that no text has: this one, and those for videos."""
     pixels: tuple[int, ...]
-    """What an image adds to pixel_values: patches, or 1 image; and the numbers of each, as the processor has
-    them: fp32."""
+    """What an image adds to pixel_values: patches, tiles, or 1 image; and the numbers of each."""
     sizes: tuple[str, tuple[int, ...]] | None
     """An input with a row for each image, and that row."""
     kinds: str | None
     """The name of an input that is 1 where a token stands for an image, and else 0."""
+    dtype: torch.dtype = torch.float32
+    """Of pixel_values."""
 
     @property
     def _free(self) -> int:
@@ -79,7 +84,7 @@ class Images:
         """The inputs of a batch whose pixels are shapes alone. Integers are real: what they say decides about
         shapes."""
         places = self.places(rows, seq_len)
-        pixels = torch.zeros(()).expand(rows * self.count * self.pixels[0], *self.pixels[1:])
+        pixels = torch.zeros((), dtype=self.dtype).expand(rows * self.count * self.pixels[0], *self.pixels[1:])
         ids = torch.where(places, self.token, self._free)
         return {"input_ids": ids, "pixel_values": pixels, **self.beside(places)}
 
@@ -94,7 +99,7 @@ class Images:
         drawn = [np.random.default_rng((seed, number, 1)) for number in numbers]
         shape = (self.count * self.pixels[0], *self.pixels[1:])
         pixels = np.concatenate([each.standard_normal(shape, dtype=np.float32) for each in drawn])
-        return batch | {"pixel_values": torch.from_numpy(pixels)} | self.beside(places)
+        return batch | {"pixel_values": torch.from_numpy(pixels).to(self.dtype)} | self.beside(places)
 
 
 def images_of(recipe: Recipe, config: Any) -> Images | None:
@@ -112,10 +117,12 @@ def images_of(recipe: Recipe, config: Any) -> Images | None:
         )
     family, vision = config.model_type, config.vision_config
     token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
-    if family not in (*BY_GRID, *BY_SIZE, *WHOLE) or token is None:
+    if family not in KNOWN or token is None:
+        why = f"how the processor of {family} cuts an image into tokens is not known here"
+        if family in CUT_OTHERWISE:
+            why = f"the processor of {family} {CUT_OTHERWISE[family]}, which is not known here"
         raise InputError(
-            f"images: {recipe.images}: how the processor of {family} cuts an image into tokens is not known "
-            f"here; that of {', '.join((*BY_GRID, *BY_SIZE, *WHOLE))} is. Set images: 0 to train "
+            f"images: {recipe.images}: {why}; that of {', '.join(KNOWN)} is. Set images: 0 to train "
             f"{recipe.model} on text."
         )
     channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3)
@@ -124,6 +131,12 @@ def images_of(recipe: Recipe, config: Any) -> Images | None:
         side, patch = vision.image_size, vision.patch_size
         tokens = getattr(config, "mm_tokens_per_image", None) or (side // patch) ** 2 + _first_token(config)
         pixels: tuple[int, ...] = (1, channels, side, side)
+    elif family in TILED:
+        side, patch = (_first(each) for each in (vision.image_size, vision.patch_size))
+        tiles = tiles_of(family, side, *_asked(recipe))
+        shuffled = config.downsample_ratio if family == "internvl" else vision.pixel_shuffle_ratio
+        tokens = tiles * round((side // patch * shuffled) ** 2)
+        pixels = (tiles, channels, side, side)
     else:
         patch, merged = vision.patch_size, getattr(vision, "spatial_merge_size", None)
         merged = merged or config.spatial_merge_size
@@ -146,7 +159,15 @@ def images_of(recipe: Recipe, config: Any) -> Images | None:
     kinds = next((name for name in ("mm_token_type_ids", "token_type_ids") if name in asks), None)
     others = (getattr(config, name, None) for name in ("video_token_id", "video_token_index"))
     reserved = frozenset({token, *(other for other in others if other is not None)})
-    return Images(recipe.images, tokens, token, reserved, pixels, sizes, kinds)
+    dtype = torch.float32
+    if family == "llama4":  # its processor normalizes in bf16, and its tower takes pixels in its weights' dtype
+        dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(recipe.precision, torch.bfloat16)
+    return Images(recipe.images, tokens, token, reserved, pixels, sizes, kinds, dtype)
+
+
+def _first(value: Any) -> int:
+    """Of a number for each side, which are the same."""
+    return value if isinstance(value, int) else value[0]
 
 
 def _first_token(config: Any) -> int:

@@ -62,6 +62,25 @@ PUBLISHED = {
     "qwen3-30b-a3b": (30_532_122_624, KERAS + "qwen3_moe_30b_a3b_en"),
     "qwen3-32b": (32_762_123_264, KERAS + "qwen3_32b_en"),
     "qwen3-4b": (4_022_468_096, KERAS + "qwen3_4b_en"),
+    # without the layers that predict further tokens, which transformers does not build; those of Qwen3-Next are
+    # 81,324,862,720 with them, and Qwen3-Coder-Next is the same model published without
+    "qwen3-next-80b-a3b": (79_674_391_296, HUB + "Qwen/Qwen3-Coder-Next"),
+    "qwen3-vl-8b": (8_767_123_696, HUB + "Qwen/Qwen3-VL-8B-Instruct"),
+    "qwen3.5-35b-a3b": (35_107_181_936, KERAS + "qwen3_5_moe_35b_a3b"),
+    "qwen3.5-9b": (9_409_813_744, KERAS + "qwen3_5_9b"),
+    "qwen2.5-14b": (14_770_033_664, "llama.cpp, n_params of Qwen2.5-14B-Instruct"),
+    "gemma-4-31b": (31_273_086_512, HUB + "google/gemma-4-31B-it"),
+    # PrimeIntellect's INTELLECT-3, trained from it, is published without further tokens' layers:
+    # 106,852,251,264, of which 45 x 128 are the experts' corrections, buffers here
+    "glm-4.5-air": (106_852_245_504, HUB + "PrimeIntellect/INTELLECT-3, less 5,760 buffers"),
+    "granite-4.0-h-tiny": (6_939_037_248, HUB + "ibm-granite/granite-4.0-h-tiny-base"),
+    "lfm2-1.2b": (1_170_340_608, HUB + "LiquidAI/LFM2-1.2B"),
+    "llama-4-scout-17b-16e": (108_641_793_536, HUB + "meta-llama/Llama-4-Scout-17B-16E-Instruct"),
+    "mistral-small-24b": (23_572_403_200, KERAS + "magistral_small_2506_en (the same sizes)"),
+    "nemotron-3-nano-30b-a3b": (31_577_937_344, HUB + "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+    "olmo-3-7b": (7_298_011_136, "a training log of allenai/Olmo-3-1025-7B, num_params"),
+    "phi-4": (14_659_507_200, HUB + "microsoft/phi-4"),
+    "smollm3-3b": (3_075_098_624, HUB + "HuggingFaceTB/SmolLM3-3B"),
     # Ours. By hand: embedding and head 2 * 264 * 128 = 67,584; a block: q and o 2 * 128 * 128, k and v
     # 2 * 64 * 128, MLP 3 * 128 * 384, norms 2 * 128 = 196,864; 4 blocks and the last norm 787,584.
     "tiny-llama-bytes": (855_168, "by hand"),
@@ -71,7 +90,7 @@ PUBLISHED = {
 
 def test_there_are_exactly_the_published_models() -> None:
     assert list_models() == sorted(PUBLISHED)
-    assert len(PUBLISHED) == 42
+    assert len(PUBLISHED) == 57
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -97,15 +116,27 @@ def test_every_key_means_something_to_transformers(name: str) -> None:
     converted = {"rope_theta", "rope_scaling", "rope_local_base_freq", "rotary_pct", "rotary_emb_base"}
     if config.model_type == "gemma2":
         converted.add("hidden_act")
+    if config.model_type in ("qwen3_next", "glm4_moe"):
+        converted |= {"partial_rotary_factor", "full_attention_interval", "head_dim", "num_experts"}
+    if config.model_type == "lfm2":
+        converted |= {"block_ff_dim", "tie_embedding"}
+    if config.model_type == "nemotron_h":
+        converted.add("hybrid_override_pattern")
     if config.model_type == "qwen3_moe":  # as published: one is read where it is there, one has two names
         converted |= {"head_dim", "num_experts"}
     assert set(values) - known - converted == set()
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if "gpt-oss" not in name])
+ALMOST = {"gpt-oss-20b": 0.001, "gpt-oss-120b": 0.001, "llama-4-scout-17b-16e": 0.001, "gemma-4-31b": 0.022}
+"""What arithmetic leaves out, as a share: gpt-oss has biases of experts and of the router, Llama 4's tower an
+adapter of its own, and each sixth layer of Gemma 4 has other heads and no values of their own."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_counted_without_the_model(name: str) -> None:
-    """From the config alone; gpt-oss has biases of experts and of the router, which arithmetic leaves out."""
-    assert num_parameters(load_shape(name)) == PUBLISHED[name][0]
+    """From the config alone."""
+    published = PUBLISHED[name][0]
+    assert 0 <= published - num_parameters(load_shape(name)) <= ALMOST.get(name, 0) * published
 
 
 def test_rope_of_llama_3_survives_the_conversion() -> None:

@@ -43,3 +43,21 @@ def test_passes_over_what_a_compiled_block_keeps_are_those_that_inductor_counts(
     assert len({row["model"] for row in rows}) == len(rows) >= 5
     for n, passes in enumerate(COMPILED_PASSES):
         assert passes == round(mean(row["passes"][n] for row in rows))
+
+
+def test_experts_in_4_bit_are_dequantized_in_forward_and_kept_for_backward() -> None:
+    """Of each weight half a byte and its share of a maximum are read and two bytes written, once: so the
+    simulated step moves bytes. Backward dequantizes linear layers alone again."""
+    plain, four_bit = (
+        tiny("mixtral", precision="bf16", quantization=each, **ON_ATTENTION) for each in ("none", "nf4")
+    )
+    experts, linear = 2 * 4 * 3 * 64 * 128, 2 * (2 * 64 * 64 + 2 * 32 * 64)
+    moved, quantized = (simulate(recipe, A100)[0].phases for recipe in (plain, four_bit))
+    added = {name: quantized[name].bytes_moved - moved[name].bytes_moved for name in moved}
+    stored = 1 / 2 + 4 / 64
+    assert added["forward"] == experts * (2 + stored) - linear * (2 - stored)  # read as they are stored
+    assert added["backward"] < linear * (2 + stored)
+    phases, before = (Timing(estimate(recipe, A100).sizes).phases for recipe in (four_bit, plain))
+    for name, made in (("forward", experts + linear), ("backward", linear)):
+        assert sum(work.before_bytes for work in phases[name].works) == 2 * made
+        assert phases[name].bytes_moved == before[name].bytes_moved

@@ -29,7 +29,7 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
     model.requires_grad_(False)
     peft = import_peft(recipe)
     config = _config(recipe, peft, not_adapted(recipe, model))
-    raised = UNCHECKED if recipe.peft else REFUSED
+    raised, linear = UNCHECKED if recipe.peft else REFUSED, _linear_layers(model)
     try:
         with warnings.catch_warnings():
             # what peft says of a mixture's experts in 4 bit, training/warnings.py says in a sentence
@@ -54,8 +54,12 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
                 "has the shapes alone. PiSSA and OLoRA train what LoRA trains: simulate without "
                 "init_lora_weights. `harness run` computes the values."
             ) from error
-        there = "" if recipe.peft else f" Its linear layers are {', '.join(_linear_layers(model))}."
-        raise InputError(f"{given}: {first_line(error)}.{there}") from error
+        # with all-linear peft asks for what it refuses itself, as a state-space layer's out_proj
+        taken = [name for name in linear if f"'{name}'" not in str(error)]
+        there = "" if recipe.peft else f" Its linear layers are {', '.join(linear)}."
+        if recipe.adapts_every_linear and taken != linear:
+            there = f" The others are lora_targets: [{', '.join(taken)}]."
+        raise InputError(f"{given}: {first_line(error).rstrip('.')}.{there}") from error
     _refuse_targets_without_adapter(recipe, adapted)
     return adapted
 

@@ -33,7 +33,8 @@ def vision_parts(model: Any) -> Iterator[tuple[str, nn.Module]]:
         return
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     around = {id(part) for part in model.modules() if any(each is decoder for each in part.modules())}
-    if not around - {id(model), id(decoder)}:  # it is a decoder alone
+    with_head = any(part is head for part in decoder.modules())  # Llama 4's decoder has it
+    if not with_head and not around - {id(model), id(decoder)}:  # it is a decoder alone
         return
     for path, part in model.named_modules():
         above = model.get_submodule(path.rpartition(".")[0])

@@ -21,8 +21,9 @@ from harness.training.images import Images, images_of
 from harness.training.loop import batches_of, set_up
 from harness.training.model_config import load_config
 from harness.training.step import Training, train_step
+from harness.training.tiles import tiles_of
 
-KINDS = ("qwen2_5_vl", "qwen3_vl", "gemma3", "llava", "mistral3")
+KINDS = ("qwen2_5_vl", "qwen3_vl", "gemma3", "llava", "mistral3", "internvl", "llama4")
 CPU = torch.device("cpu")
 
 
@@ -61,7 +62,7 @@ def test_a_step_is_the_one_of_transformers_own_loss(kind: str, trains: bool, tmp
 
     torch.testing.assert_close(found, loss.detach())
     gradients = {name: weight.grad for name, weight in theirs.named_parameters()}
-    towers = ("visual", "vision_tower", "projector")
+    towers = ("visual", "vision_tower", "vision_model", "projector")
     seen = 0
     for name, weight in model.named_parameters():
         of_tower = any(part in name for part in towers)
@@ -108,15 +109,16 @@ def test_image_tokens_are_in_every_row_and_have_no_label(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("height", "width"), [(300, 500), (1024, 1024), (28, 450), (1000, 333)])
 @pytest.mark.parametrize(
-    "kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "mistral3", "gemma3", "llava"]
+    "kind",
+    ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "mistral3", "gemma3", "llava", "internvl"],
 )
 def test_inputs_are_those_of_the_processor(kind: str, height: int, width: int, tmp_path: Path) -> None:
-    recipe = seeing(tmp_path, kind, images=1, image_size=[height, width], seq_len=8192)
+    recipe = seeing(tmp_path, kind, images=1, image_size=[height, width], seq_len=8192, precision="bf16")
     config = load_config(recipe)
     made = _processor(kind, config)(np.zeros((3, height, width), dtype=np.uint8), return_tensors="pt")
     found = images(recipe)
     assert found.pixels == tuple(made["pixel_values"].shape)
-    assert made["pixel_values"].dtype == torch.float32
+    assert made["pixel_values"].dtype == found.dtype
     if found.sizes is None:
         return
     name, sizes = found.sizes
@@ -140,6 +142,11 @@ def _processor(kind: str, config: Any) -> Any:
         if kind == "gemma3":
             return Gemma3ImageProcessorPil(size=square)
         return CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=square)
+    if kind == "internvl":
+        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+        height, width = config.vision_config.image_size
+        return GotOcr2ImageProcessorPil(size={"height": height, "width": width}, crop_to_patches=True)
     patch = config.vision_config.patch_size
     if kind == "mistral3":
         from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -158,6 +165,29 @@ def _processor(kind: str, config: Any) -> Any:
     return Qwen2VLImageProcessorPil(**sizes)
 
 
+@pytest.mark.parametrize(
+    ("height", "width", "tiles"),
+    [
+        (336, 336, 1),
+        (672, 672, 4 + 1),
+        (300, 500, 2 + 1),  # 336 x 672 enlarges it by 1.12, two rows of two by 1.34
+        (3000, 100, 9 + 1),  # nine rows are 3024 high
+        (3000, 5000, 15 + 1),  # fits into none; three rows of five reduce it to 0.336, four of four to 0.2688
+    ],
+)
+def test_llama_4_cuts_an_image_into_the_tiles_that_change_its_size_least(
+    height: int, width: int, tiles: int
+) -> None:
+    """By hand, and by transformers' own processor where torchvision is installed."""
+    assert tiles_of("llama4", 336, height, width) == tiles
+    pytest.importorskip("torchvision")
+    from transformers.models.llama4.image_processing_llama4 import Llama4ImageProcessor
+
+    made = Llama4ImageProcessor()(torch.zeros(3, height, width, dtype=torch.uint8), return_tensors="pt")
+    assert made["pixel_values"].shape == (tiles, 3, 336, 336)
+    assert made["pixel_values"].dtype == torch.bfloat16
+
+
 def test_what_a_published_model_makes_of_an_image() -> None:
     """Gemma 3: 256 tokens of 896 x 896 (arXiv 2503.19786, section 2.1). Qwen2.5-VL: 1036 x 1036 are 74 x 74
     patches of 14, four of which are a token (arXiv 2502.13923, section 2.1)."""
@@ -165,6 +195,9 @@ def test_what_a_published_model_makes_of_an_image() -> None:
     assert (images(gemma).tokens, images(gemma).pixels) == (256, (1, 3, 896, 896))
     qwen = check_recipe({"model": "qwen2.5-vl-7b", "images": 1, "image_size": 1024}, "here")
     assert (images(qwen).tokens, images(qwen).sizes) == (1369, ("image_grid_thw", (1, 74, 74)))
+    # Llama 4: 24 x 24 patches of a tile, four of which are a token; four tiles, and the whole
+    llama = check_recipe({"model": "llama-4-scout-17b-16e", "images": 1, "image_size": 672}, "here")
+    assert (images(llama).tokens, images(llama).pixels) == (5 * 144, (5, 3, 336, 336))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +205,9 @@ def test_what_a_published_model_makes_of_an_image() -> None:
     [
         ("qwen2_5_vl", {"image_size": [1024, 1024]}, "Set seq_len to more than 2,740"),
         ("qwen2_5_vl", {"image_size": []}, "set for example image_size"),
-        ("smolvlm", {}, "how the processor of smolvlm cuts an image into tokens is not known"),
+        ("smolvlm", {}, "the processor of smolvlm pads every row's images .* its memory depends on values"),
+        ("llava_next", {}, "the processor of llava_next drops of the tiles' features what is padding"),
+        ("idefics", {}, "how the processor of idefics cuts an image into tokens is not known"),
         ("llama", {}, "is a model of text alone"),
     ],
 )

@@ -1,0 +1,31 @@
+"""What configs call the sizes of a decoder: one name, and the others that families have for it."""
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_attention_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "head_dim": ("attention_head_dim", "kv_channels"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim", "block_ff_dim"),
+    "hidden_act": ("hidden_activation", "activation_function", "mlp_hidden_act", "activation"),
+    "max_position_embeddings": ("n_positions",),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("moe_topk", "moe_k", "num_experts_per_token", "top_k_experts"),
+    "shared_expert_intermediate_size": ("moe_shared_expert_intermediate_size", "shared_intermediate_size"),
+    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
+    "first_k_dense_replace": ("num_dense_layers", "moe_layer_start_index"),
+    "layer_types": ("layers_block_type", "block_types"),
+    "full_attn_idxs": ("attn_layer_indices",),
+    "state_heads": ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads"),
+    "state_head_dim": ("mamba_d_head", "mamba_head_dim"),
+    "state_size": ("mamba_d_state", "ssm_state_size"),
+    "state_groups": ("mamba_n_groups", "mamba_ngroups", "n_groups"),
+    "expand": ("mamba_expand",),
+    "chunk_size": ("mamba_chunk_size",),
+    "conv_kernel": ("linear_conv_kernel_dim", "mamba_d_conv", "conv_L_cache", "conv1d_width"),
+    "attention_dropout": ("attn_pdrop", "attention_probs_dropout_prob"),
+    "resid_pdrop": ("hidden_dropout",),
+    "sliding_window": ("attention_window_size",),
+    "final_logit_softcapping": ("logits_soft_cap",),
+}
+"""Other names of a field; a family's own `attribute_map` comes before them."""
