@@ -2,9 +2,9 @@
 collectives, each described by what decides its time, with a range. Imports no torch.
 
 The parameters were fitted to kernels that others measured (benchmarks/time/fit.py); a device that nobody
-measured follows from its architecture's parameters, multiprocessors, clocks, L2 cache and bandwidth. A clock
-of a whole program asks `product`, `attention`, `memory`, `transfer` and `collective` once for each launch,
-with the shapes that it sees, and adds up seconds by `range_of` their kind.
+measured follows from its architecture's parameters, multiprocessors, clocks, L2 cache and bandwidth. To time
+a whole program, ask `product`, `attention`, `memory`, `transfer` and `collective` once for each launch, add
+up the seconds of each kind, and multiply them by `range_of` the kind for their range.
 """
 # pyright: reportUnusedImport=false
 

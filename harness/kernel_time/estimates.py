@@ -1,14 +1,14 @@
-"""What one operation takes on one device, in seconds. None is faster than the roofline allows.
+"""How many seconds one operation takes on one device. None is faster than the roofline allows.
 
-Each function has its operation described by what decides its time. `sustained` says that the device has been
-at work for long, as in a training step: a kernel that is measured alone, between pauses, may run at a higher
-clock. The range of an estimate is `range_of` its kind.
+Each function takes what decides the time of its operation. `sustained` says that the device has been at work
+for long, as in a training step: a kernel that is measured alone, between pauses, may run at a higher clock.
+The range of an estimate is `range_of` its kind.
 
-A collective: start + bytes on the wire / rate + more for each byte while the message is small. An all-gather
-and a reduce-scatter send (n - 1) / n of the whole, an all-reduce twice that, a broadcast the whole
+A collective takes start + bytes on the wire / rate + more for each byte while the message is small. An
+all-gather and a reduce-scatter send (n - 1) / n of the whole, an all-reduce twice that, a broadcast the whole
 (nccl-tests, doc/PERFORMANCE.md). The rate is fitted to collectives of 2 to 16 ranks on machines with
-NVSwitch, with NVLink in pairs, with PCIe, and between machines. What was measured between machines was
-measured on their network: for another, its rate is given, and the share of it that NCCL reaches.
+NVSwitch, with NVLink in pairs, with PCIe, and between machines. Between machines the fit holds for the
+network that was measured; of another network the rate is given, and REACHED says what share of it NCCL uses.
 """
 
 from collections.abc import Mapping
@@ -37,47 +37,49 @@ from harness.kernel_time.products import Chip, product_s
 PCIE_MEASURED = 31.5e9
 """Bytes/s in each direction of PCIe 4.0 x16, over which four GPUs with bridges in pairs were measured."""
 REACHED = {"all_reduce": 0.85, "broadcast": 0.85, "send_recv": 0.85, "all_gather": 0.5, "reduce_scatter": 0.5}
-"""Of the network cards' rate between machines: 340 and 200 of 400 GB/s a machine, all-reduce and all-gather
-of 2 GB on 32 machines of eight H100 (github.com/NVIDIA/nccl/issues/1218)."""
+"""The share of the network cards' rate that a collective between machines reaches: 340 and 200 of 400 GB/s a
+machine in all-reduce and all-gather of 2 GB on 32 machines of eight H100
+(github.com/NVIDIA/nccl/issues/1218)."""
 START_A_NODE_US = 6.0
-"""For each machine that a ring passes. A guess: a hop over InfiniBand and its flags."""
+"""Microseconds for each machine that a ring passes. A guess: a hop over InfiniBand and its flags."""
 
 ELEMENT_BYTES = {"fp32": (4.0, 4.0), "bf16": (2.0, 2.0), "fp16": (2.0, 2.0), "fp8": (1.0, 2.0)}
-"""Of a product's factors and of its result."""
+"""Bytes of an element of a product's factors and of its result, by the factors' dtype."""
 
 
 def wire_s(fitted: Mapping[str, float], sent_bytes: Any) -> Any:
-    """Seconds for bytes on the wire: `start_us`, `rate` (bytes/s), and `slower` (s a byte, of the first
-    `small_bytes`)."""
+    """Seconds for bytes on the wire. `fitted`: `start_us`, `rate` (bytes/s), and `slower` (additional seconds
+    for each of the first `small_bytes`)."""
     small = sent_bytes / (1 + sent_bytes / fitted["small_bytes"])
     return fitted["start_us"] * 1e-6 + sent_bytes / fitted["rate"] + fitted["slower"] * small
 
 
 def group_of(groups: Mapping[str, Mapping[str, Any]], kind: str, together: str) -> Mapping[str, float]:
-    """The parameters of a collective among ranks "8" or "16x8": those measured, or the nearest in number.
-    What was not measured is as an all-reduce, whose every byte on the wire it takes."""
+    """The parameters of a collective among ranks, "8" or "16x8" (16 on machines of 8): the measured ones, or
+    those of the nearest number of ranks. A kind that was not measured takes an all-reduce's, byte for byte on
+    the wire."""
     like = kind if kind in groups else ("all_reduce" if "all_reduce" in groups else next(iter(groups)))
     among = groups[like]
     if together in among:
         return among[together]["fitted"]
     ranks, _, per_node = together.partition("x")
-    alike = [name for name in among if ("x" in name) == bool(per_node)] or [*among]
-    nearest = min(alike, key=lambda name: abs(int(name.partition("x")[0]) - int(ranks)))
+    comparable = [name for name in among if ("x" in name) == bool(per_node)] or [*among]
+    nearest = min(comparable, key=lambda name: abs(int(name.partition("x")[0]) - int(ranks)))
     return among[nearest]["fitted"]
 
 
 KernelKind = Literal["product", "attention", "memory", "collective", "copy"]
-"""What the estimates err alike in."""
+"""Kinds of operations. Estimates of one kind err alike, so that errors within a kind do not cancel."""
 
 
 def bound_s(hardware: Hardware, flops: float, bytes_moved: float, dtype: str) -> float:
-    """The roofline: no kernel is faster than the datasheet's FLOP/s and bytes/s."""
+    """Seconds by the roofline: no kernel is faster than the datasheet's FLOP/s and bytes/s."""
     compute = flops / hardware.peak_flops(dtype) if flops else 0.0
     return max(compute, bytes_moved / hardware.memory_bandwidth)
 
 
 def chip_of(hardware: Hardware, dtype: str) -> Chip:
-    """What decides about a product."""
+    """The figures of the device that decide how long a product in `dtype` takes."""
     return Chip(
         hardware.sm_count, hardware.peak_flops(dtype), hardware.memory_bandwidth, float(hardware.l2_bytes)
     )
@@ -119,8 +121,8 @@ def attention(
     bytes_moved: float = 0.0,
     sustained: bool = True,
 ) -> float:
-    """Seconds of one call of a fused kernel: flash2, flash3, cudnn or efficient; lengths of query and
-    keys."""
+    """Seconds of one call of a fused `kernel`: flash2, flash3, cudnn or efficient. `query` and `keys` are
+    lengths in tokens; `bytes_moved` bounds the time from below."""
     if min(batch, heads, query, keys, head_dim) < 1:
         return 0.0
     flops = attention_flops(batch, heads, query, keys, head_dim, causal=causal, direction=direction)
@@ -139,7 +141,8 @@ def attention(
 
 
 def memory(hardware: Hardware, kind: str, bytes_moved: float, launches: int = 1) -> float:
-    """Seconds of kernels that wait for memory: `kind` as LIKE names them (kernel_time/memory_kernels.py)."""
+    """Seconds of `launches` kernels that memory limits, which move `bytes_moved` together. `kind`: a name of
+    LIKE or one that it maps to (kernel_time/memory_kernels.py)."""
     calibration = hardware.calibration
     if calibration.memory_fraction is not None:
         return bytes_moved / _flat_bandwidth(hardware)
@@ -185,13 +188,14 @@ def collective(
 
 
 MEASURED_BETWEEN, BRIDGE = "nvswitch_8.0", "bridge_8.0"
+"""The links of the machines between which collectives were measured, and of GPUs with bridges in pairs."""
 NO_PEERS = ("rtx-30", "rtx-40", "rtx-50")
-"""Cards whose driver lets none read another's memory over PCIe. A bridge for two of them, where there is one,
-is sold apart, and none is assumed."""
+"""Beginnings of the names of cards whose driver allows no card to read another's memory over PCIe. Where
+there is a bridge for two of them it is sold apart, and none is assumed."""
 
 
 def _crosses(groups: Mapping[str, Any], kind: str) -> bool:
-    """Whether a collective between machines was measured."""
+    """Whether `groups` has measurements of a collective between machines."""
     return any("x" in name for name in groups.get(kind, groups.get("all_reduce", {})))
 
 
@@ -202,12 +206,15 @@ def transfer(hardware: Hardware, size_bytes: float) -> float:
 
 
 def range_of(hardware: Hardware, kind: KernelKind) -> Spread:
-    """From and to: factors on the seconds of a kind, the 10th and 90th percentile of what was kept aside."""
+    """Factors on the seconds of a kind for their range: the 10th and 90th percentile of measured over
+    estimated.
+    """
     return spread(hardware.name, hardware.datasheet.compute_capability, kind)
 
 
 class Key:
-    """A device as a key of a cache: by identity of what decides, for a Hardware has a dictionary in it."""
+    """A device as a key of a cache, by what decides about products: a Hardware holds dictionaries, which
+    cannot be hashed."""
 
     __slots__ = ("_key", "hardware")
 
@@ -263,9 +270,9 @@ def _flat_bandwidth(hardware: Hardware) -> float:
 
 
 def _links(hardware: Hardware, ranks: int) -> tuple[str, str, float]:
-    """The measured links that are most like those between `ranks` GPUs of one machine, which number of ranks
-    was measured on them, and how many times as fast the device's are by their datasheets. Bridges join pairs:
-    more than two go over PCIe."""
+    """For `ranks` GPUs of one machine: the name of the measured links that are most like theirs, the number
+    of ranks whose measurements count there, and how many times as fast the device's links are, by datasheet.
+    Bridges join pairs: more than two GPUs communicate over PCIe."""
     link, host = hardware.datasheet.gpu_link.value, hardware.datasheet.host_link.value
     if link >= 200e9:
         newer = float(hardware.datasheet.compute_capability) >= 9

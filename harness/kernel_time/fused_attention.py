@@ -2,10 +2,10 @@
 
     FLOPs that the kernel does / (peak x rate) x (1 + short / length)
 
-A causal kernel does half of the square of scores, and blocks of the diagonal in full, which `short` of causal
-attention has in it with the start and the end of each block. Rates are fitted to published tables
-(benchmarks/time/attention.csv), of head sizes 64, 128 and 256; others are between. The backward pass does 2.5
-times the FLOPs of the forward one (the scores again, and four products).
+A causal kernel computes half of the square of scores, but the blocks on the diagonal in full: the fitted
+`short_causal` contains these, as well as the start and the end of each block. Rates are fitted to published
+tables (benchmarks/time/attention.csv) for head sizes 64, 128 and 256, and interpolated for others. The
+backward pass does 2.5 times the FLOPs of the forward one (the scores again, and four products).
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,9 @@ from typing import Literal
 Direction = Literal["forward", "backward"]
 
 SMALLEST = 64
+"""The smallest head size whose rate was fitted."""
 POWER_RATE = 0.5
+"""The share of the peak from which on a kernel brings the device to its power limit."""
 BACKWARD = 2.5
 """The FLOPs of the backward pass over those of the forward one: five products instead of two."""
 
@@ -22,7 +24,7 @@ BACKWARD = 2.5
 def attention_flops(
     batch: int, heads: int, query: int, keys: int, head_dim: int, *, causal: bool, direction: Direction
 ) -> float:
-    """What a kernel computes: half of the square under a causal mask, as published tables count."""
+    """FLOPs that a kernel does: of half of the square under a causal mask, as published tables count."""
     square = query * keys - query * query / 2 if causal and keys >= query else query * keys
     flops = 4.0 * batch * heads * square * head_dim
     return flops * (BACKWARD if direction == "backward" else 1.0)
@@ -38,8 +40,8 @@ def attention_s(
     causal: bool,
     slowdown: float = 0.0,
 ) -> float:
-    """Seconds. `fitted`: by head size ("64") `rate`, `short` and `short_causal`, of one kernel and
-    direction. `slowdown`: by how much the power limit lengthens kernels that keep the tensor cores busy."""
+    """Seconds of one call. `fitted`: by head size ("64") `rate`, `short` and `short_causal` of one kernel and
+    direction. `slowdown`: by what share the power limit lengthens kernels that keep the tensor cores busy."""
     sizes = sorted(int(size) for size in fitted)
     below = max((size for size in sizes if size <= head_dim), default=sizes[0])
     above = min((size for size in sizes if size >= head_dim), default=sizes[-1])

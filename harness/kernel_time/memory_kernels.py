@@ -1,10 +1,10 @@
-"""How long a kernel takes that waits for memory: elementwise, reductions, normalizations, optimizers, copies.
+"""How long kernels take that memory limits: elementwise, reductions, normalizations, optimizers, copies.
 
     launch + bytes that the L2 cache holds / its rate + the other bytes / the rate of the device's memory
 
-Small kernels take a launch's time, middling ones find in the cache what the kernel before has written, and
-large ones reach a share of the datasheet's bandwidth that depends on the kind. Kernels that nobody measured
-on an architecture take the share of those that are most like them.
+Small kernels take the time of a launch, medium ones find in the cache what the kernel before has written, and
+large ones reach a share of the datasheet's bandwidth that depends on the kind. A kind that was not measured
+on an architecture takes the share of the kind that is most like it.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ LIKE: dict[str, str] = {
     "dequantize": "elementwise",
     "copy": "elementwise",
 }
-"""A kind that nobody measured, and the one that is most like it. Beside these there are norm, and vLLM's
-gated_vllm and norm_vllm, which are measured for what they are and run in no recipe."""
+"""For a kind that may not have been measured the one that is most like it. Other kinds are norm, and vLLM's
+gated_vllm and norm_vllm, which were measured by themselves and run in no recipe."""
 
 
 def memory_s(
@@ -33,7 +33,7 @@ def memory_s(
     launches: Any = 1,
 ) -> Any:
     """Seconds of `launches` kernels that move `bytes_moved` together, evenly."""
-    each = bytes_moved / numbers.maximum(launches, 1)
-    held = numbers.minimum(each, fitted["l2_share"] * l2_bytes)
-    one_s = held / (bytes_per_s * fitted["l2_rate"]) + (each - held) / (bytes_per_s * fitted["rate"])
+    of_one = bytes_moved / numbers.maximum(launches, 1)
+    held = numbers.minimum(of_one, fitted["l2_share"] * l2_bytes)
+    one_s = held / (bytes_per_s * fitted["l2_rate"]) + (of_one - held) / (bytes_per_s * fitted["rate"])
     return launches * (fitted["launch_us"] * 1e-6 + one_s)

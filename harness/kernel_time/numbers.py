@@ -1,6 +1,6 @@
-"""Arithmetic on one number or on many at a time, so that what is fitted is the very function that is used.
+"""Arithmetic on one number or on many at once, so that the function that is fitted is the one that is used.
 
-The room calculates with floats (`Scalars`); the fit, with numpy's arrays, through the same five names.
+Estimates calculate with floats (`Scalars`), the fit with numpy's arrays, through the same five functions.
 """
 
 import math
@@ -18,7 +18,7 @@ class Numbers(Protocol):
 
 
 class Scalars:
-    """Of single floats."""
+    """The functions on single floats."""
 
     @staticmethod
     def ceil(x: float) -> float:

@@ -1,4 +1,4 @@
-"""What was fitted, by architecture: read from parameters.json, which benchmarks/time/fit.py writes."""
+"""The fitted parameters by architecture, from parameters.json, which benchmarks/time/fit.py writes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,34 +13,35 @@ from harness.kernel_time.memory_kernels import LIKE
 FILE = Path(__file__).with_name("parameters.json")
 
 LIKE_ARCHITECTURE = {"7.0": "8.0", "7.5": "8.6", "8.9": "8.6", "10.0": "9.0", "10.3": "9.0", "12.0": "8.6"}
-"""By compute capability: the architecture whose parameters stand in for one that has none. Data-centre chips
-with HBM take those of such a chip, those with GDDR memory those of the A40."""
+"""The architecture whose parameters stand in for one without any, by compute capability. Data-centre chips
+with HBM take those of such a chip, chips with GDDR memory those of the A40."""
 SAME_CHIP = {"a100-40gb": "a100-80gb", "h200": "h100", "v100-32gb": "v100-16gb"}
-"""The same chip with other memory: measured, but for the memory's rate."""
+"""The measured device with the same chip: such a device counts as measured, except for its memory's rate."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Measured over estimated: 10th and 90th percentile of the kernels that were kept aside."""
+    """Measured over estimated seconds: the 10th and 90th percentile of the kernels that the fit did not
+    use."""
 
     low: float
     high: float
 
     def wider(self, other: "Spread") -> "Spread":
-        """Both uncertainties, one after the other."""
+        """The spread with a second uncertainty on top of this one: their factors are multiplied."""
         return Spread(self.low * min(1.0, other.low), self.high * max(1.0, other.high))
 
 
 @cache
 def document() -> Mapping[str, Any]:
-    """parameters.json."""
+    """The content of parameters.json."""
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=512)
 def of_architecture(part: str, capability: str) -> tuple[str, Mapping[str, Any]]:
-    """The parameters of one part ("products", "memory", "attention") for a compute capability, and that of
-    the architecture that they were fitted to."""
+    """The compute capability of the architecture that stands for `capability`, and its parameters of one
+    part: "products", "memory" or "attention"."""
     known: Mapping[str, Any] = document()[part]
     name = capability if capability in known else LIKE_ARCHITECTURE.get(capability, "8.0")
     if name not in known:
@@ -54,52 +55,52 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def fitted_products(hardware: Hardware) -> Mapping[str, Any]:
-    """Of products in 16 bit, as the architecture's were measured."""
+    """The parameters of products in 16 bit, as fitted to the device's architecture."""
     return of_architecture("products", hardware.datasheet.compute_capability)[1]["fitted"]
 
 
 def products_of(hardware: Hardware) -> Mapping[str, Any]:
-    """Of products in 16 bit on this device."""
+    """The parameters of products in 16 bit on this device."""
     fitted = fitted_products(hardware)
     return at_half_rate(fitted) if is_half_rate(hardware) else fitted
 
 
 def device_rate(hardware: Hardware) -> float:
-    """Times the datasheet's peak in 16 bit: the clock that products of this device were seen to run at, where
-    that is all that is known of it."""
+    """A factor on the datasheet's peak in 16 bit: the clock that large products of this device ran at, where
+    these are all that was measured on it; else 1."""
     return _large_products(hardware.name).get("rate", 1.0)
 
 
 def _large_products(name: str) -> Mapping[str, Any]:
-    """What is known of a device by them alone; empty where nothing is."""
+    """What large products alone told of a device; empty where nobody reported any."""
     return document()["devices"].get(SAME_CHIP.get(name, name), {})
 
 
 def _large_copies(name: str) -> Mapping[str, Any]:
-    """The same by copies within its memory."""
+    """What copies within its memory told of a device; empty where nobody reported any."""
     return document()["copies"]["devices"].get(SAME_CHIP.get(name, name), {})
 
 
 HALF_RATE = 3.0
-"""16-bit FLOP/s over those of fp32: GeForce cards add up in fp32 at half of the rate of the professional ones
-with the same chip, which is 2 times that of fp32 and not 4."""
+"""A ratio of 16-bit to fp32 FLOP/s below which tensor cores are halved: GeForce cards accumulate in fp32 at
+half the rate of professional cards with the same chip, so that the ratio is 2 and not 4."""
 
 
 def is_half_rate(hardware: Hardware) -> bool:
-    """Whether tensor cores that add up in fp32 are halved, as in GeForce cards since the GA102."""
+    """Whether tensor cores accumulate in fp32 at half their rate, as in GeForce cards since the GA102."""
     flops = hardware.datasheet.flops
     return flops["fp16"].value / flops["fp32"].value < HALF_RATE
 
 
 def at_half_rate(fitted: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Parameters of products where the tensor cores are halved and nothing else is: what a tile takes beside
-    its multiply-adds is half as much of its time."""
+    """The parameters of products where only the tensor cores are halved: what a tile takes besides its
+    multiply-adds is then half as large a share of its time."""
     return {**fitted, "tiles": {name: 2 * rate / (1 + rate) for name, rate in fitted["tiles"].items()}}
 
 
 def attention_architecture(hardware: Hardware) -> str:
-    """Whose rates attention has: of cards with GDDR memory those of an RTX 4090 where the tensor cores are
-    halved, and otherwise those of an RTX A5000."""
+    """The compute capability whose attention rates a device takes. Among cards with GDDR memory these are an
+    RTX 4090's where the tensor cores are halved, and otherwise an RTX A5000's."""
     capability = hardware.datasheet.compute_capability
     if capability in document()["attention"] or LIKE_ARCHITECTURE.get(capability) == "8.6":
         if is_half_rate(hardware):
@@ -109,8 +110,8 @@ def attention_architecture(hardware: Hardware) -> str:
 
 
 def power_slowdown(hardware: Hardware) -> float:
-    """By how much products take longer than at the boost clock, when the device has been at work for long: as
-    its calibration says, as its architecture's clock was seen to fall, or at the least as was fitted."""
+    """By what share products take longer than at the boost clock, once the device has been at work for long:
+    by its calibration; else as its architecture's clock fell when measured, and at least as was fitted."""
     own = hardware.calibration.sustained_clock
     if own is not None:
         return 1 / own - 1
@@ -121,9 +122,8 @@ def power_slowdown(hardware: Hardware) -> float:
 
 
 def fp32_rate(hardware: Hardware) -> float:
-    """Share of fp32's peak that large products in fp32 reach: of the device, of its architecture, or the
-    middle
-    of those that were measured."""
+    """The share of fp32's peak that large products in fp32 reach: on the device, else on its architecture,
+    else the median of the measured architectures."""
     found = document()["fp32_products"]
     for name in (hardware.name, hardware.datasheet.compute_capability):
         if name in found:
@@ -133,8 +133,8 @@ def fp32_rate(hardware: Hardware) -> float:
 
 @lru_cache(maxsize=1024)
 def fitted_memory(capability: str, kind: str) -> Mapping[str, float]:
-    """Of kernels of a kind that wait for memory. A kind that was measured on other architectures only is as
-    much slower than an elementwise kernel as it is there."""
+    """The parameters of kernels of a kind that memory limits. A kind that was measured on other architectures
+    only is as much slower than an elementwise kernel as it is there."""
     _, kinds = of_architecture("memory", capability)
     while kind in LIKE and kind not in kinds:
         kind = LIKE[kind]
@@ -162,26 +162,27 @@ def _on_device(name: str, capability: str, kind: str) -> Mapping[str, float]:
 
 
 def memory_of(hardware: Hardware, kind: str) -> Mapping[str, float]:
-    """Of kernels of a kind that wait for memory, on this device: as fast beside those of its architecture as
-    PyTorch's copies on it, where these are all that was measured."""
+    """The parameters of kernels of a kind that memory limits, on this device. Where only PyTorch's copies
+    were measured on it, all kinds differ from those of its architecture as much as the copies."""
     return _on_device(hardware.name, hardware.datasheet.compute_capability, kind)
 
 
 @lru_cache(maxsize=256)
 def fitted_attention(capability: str, kernel: str, direction: str) -> Mapping[str, Mapping[str, float]]:
-    """By head size. A kernel or a direction that nobody measured on an architecture has the rates of one that
-    was, FlashAttention 2 forward at the least, times what it loses against that on another architecture."""
-    _, mine = of_architecture("attention", capability)
-    found = _measured(mine, kernel, direction)
+    """The parameters of attention by head size. A kernel or direction that was not measured on an
+    architecture takes the rates of one that was (in the end FlashAttention 2 forward), times the ratio of the
+    two on another architecture where both were measured."""
+    _, kernels = of_architecture("attention", capability)
+    found = _measured(kernels, kernel, direction)
     if found is not None:
         return found
     for elsewhere in ("8.0", "9.0"):
-        theirs = document()["attention"][elsewhere]
+        kernels_there = document()["attention"][elsewhere]
         for base in ((kernel, "forward"), ("flash2", direction), ("flash2", "forward")):
-            own, other = _measured(mine, *base), _measured(theirs, *base)
-            wanted = _measured(theirs, kernel, direction)
-            if own and other and wanted:
-                return {size: _scaled(size, each, other, wanted) for size, each in own.items()}
+            base_here, base_there = _measured(kernels, *base), _measured(kernels_there, *base)
+            there = _measured(kernels_there, kernel, direction)
+            if base_here and base_there and there:
+                return {size: _scaled(size, here, base_there, there) for size, here in base_here.items()}
     if kernel == "flash2":  # of an architecture that nobody measured forward: as data-centre chips
         return document()["attention"]["8.0"]["flash2"][direction]["fitted"]
     return fitted_attention(capability, "flash2", direction)
@@ -192,25 +193,25 @@ def _measured(kernels: Mapping[str, Any], kernel: str, direction: str) -> Mappin
 
 
 def _scaled(
-    size: str, own: Mapping[str, float], other: Mapping[str, Any], wanted: Mapping[str, Any]
+    size: str, base_here: Mapping[str, float], base_there: Mapping[str, Any], there: Mapping[str, Any]
 ) -> Mapping[str, float]:
-    """The rate of `own` times that of `wanted` over that of `other`, at the nearest head sizes."""
+    """`there` with its rate times that of `base_here` over that of `base_there`, at the nearest head
+    sizes."""
 
     def nearest(sizes: Mapping[str, Any]) -> Mapping[str, float]:
-        return sizes[min(sizes, key=lambda each: abs(int(each) - int(size)))]
+        return sizes[min(sizes, key=lambda known: abs(int(known) - int(size)))]
 
-    there = nearest(wanted)
-    return {**there, "rate": own["rate"] * there["rate"] / nearest(other)["rate"]}
+    fitted = nearest(there)
+    return {**fitted, "rate": base_here["rate"] * fitted["rate"] / nearest(base_there)["rate"]}
 
 
 @lru_cache(maxsize=256)
 def spread(hardware_name: str, capability: str, kind: str) -> Spread:
-    """How far off estimates of a kind of kernel are on a device: wider where nobody measured it."""
+    """How far off estimates of a kind of kernel are on a device: wider where the device was not measured."""
     spreads: Mapping[str, Any] = document()["spread"]
     found = spreads[kind] if kind in spreads else spreads["memory"]
     name = LIKE_ARCHITECTURE.get(capability, capability)
-    mine = found["by_architecture"].get(name, found["all"])
-    own = Spread(*mine)
+    own = Spread(*found["by_architecture"].get(name, found["all"]))
     if SAME_CHIP.get(hardware_name, hardware_name) in document()["measured_devices"]:
         return own
     if kind == "product" and _large_products(hardware_name).get("count"):
@@ -224,7 +225,7 @@ def is_measured(hardware: Hardware) -> bool:
 
 
 def _reported(hardware: Hardware) -> str:
-    """Whose large products this device's clock comes from; "" of one that nobody reported."""
+    """The reports, in words, that this device's clock comes from; "" where nobody reported any."""
     found = _large_products(hardware.name)
     number = found.get("count", 0)
     if not number:
@@ -235,7 +236,7 @@ def _reported(hardware: Hardware) -> str:
 
 
 def where_from(hardware: Hardware) -> str:
-    """In words, where the rates of a device come from."""
+    """Where the rates of a device come from, in words."""
     calibration = hardware.calibration
     if calibration.matmul_fraction is not None:
         return calibration.source

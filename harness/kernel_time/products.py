@@ -1,15 +1,16 @@
-"""How long a matrix product takes: tiles, waves of them over the multiprocessors, and the memory below.
+"""How long a matrix product takes: by its tiles, their waves over the multiprocessors, and its memory
+traffic.
 
 A product of m x k and k x n is cut into tiles of the result, and a tile's k into `splits` that are added up
-afterwards. The multiprocessors work the tiles off in waves; the last wave is seldom full. A tile takes its
-multiply-adds at the rate its size reaches, and a start and an end that do not depend on k. Below that lies
-memory: both factors are read at least once, and again for each wave that the L2 cache does not serve. A
-product that lasts long brings the device to its power limit, which lowers the clock. cuBLAS chooses among
-tiles and splits by rules of its own, nearly the fastest: the estimate is a mean of all, weighted steeply
-toward the fastest.
+afterwards. The multiprocessors work the tiles off in waves; the last wave is seldom full. A tile takes the
+time of its multiply-adds, at the rate that its size reaches, and a start and an end that do not depend on k.
+The time is no less than that of the memory traffic: both factors are read at least once, and again for each
+wave that the L2 cache does not serve. A product that lasts long brings the device to its power limit, which
+lowers the clock. cuBLAS chooses tiles and splits by rules of its own, nearly the fastest ones: the estimate
+is a mean over all of them, weighted steeply toward the fastest.
 
-The idea is that of NVIDIA's guide "Matrix Multiplication Background" (tile and wave quantization). What is
-fitted: benchmarks/time/fit.py.
+The idea is that of NVIDIA's guide "Matrix Multiplication Background" (tile and wave quantization). The
+parameters are fitted by benchmarks/time/fit.py.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from harness.kernel_time.numbers import Numbers
 
 Tile = tuple[int, int, int]
 Sizes = tuple[Any, Any, Any, Any]
-"""Of `batch` products of m x k and k x n: m, n, k and batch."""
+"""m, n, k and batch of `batch` products of m x k and k x n."""
 TILES: tuple[Tile, ...] = (
     (256, 128, 1),
     (128, 256, 1),
@@ -38,6 +39,7 @@ TILES: tuple[Tile, ...] = (
 )
 """Rows and columns of the result that one block makes, and how many blocks share a multiprocessor."""
 SPLITS = (1, 2, 3, 4, 6, 8)
+"""Into how many parts a tile's k may be cut."""
 GLOBALS = (
     "launch_us",
     "tile_start_us",
@@ -55,11 +57,11 @@ GLOBALS = (
     "choice",
     "quiet",
 )
-"""Parameters of an architecture beside the rate of each tile: what they mean stands where they are used."""
+"""An architecture's parameters besides the rate of each tile; each is explained where it is used."""
 
 
 class Chip(NamedTuple):
-    """What of a device decides how long a product takes."""
+    """The figures of a device that decide how long a product takes."""
 
     sm_count: int
     flops_per_s: float
@@ -69,7 +71,7 @@ class Chip(NamedTuple):
 
 
 def tile_name(tile: Tile) -> str:
-    """As the parameters call its rate: "128x64x2"."""
+    """The key of a tile's rate in the parameters: "128x64x2"."""
     return "x".join(map(str, tile))
 
 
@@ -87,8 +89,9 @@ def product_s(
     sustained: bool = False,
     quiet: Any = 0.0,
 ) -> Any:
-    """Seconds of `batch` products of m x k and k x n. `fitted` has `tiles`, by `tile_name` the share of the
-    peak that each reaches, and GLOBALS. `element_bytes` are those of the factors.
+    """Seconds of `batch` products of m x k and k x n. `fitted` has GLOBALS and `tiles`: by `tile_name` the
+    share of the peak that the tile reaches. `element_bytes`: of an element of the factors; `result_bytes`: of
+    the result.
 
     `sustained`: the device has been at work for long, as in a training step, and is at its power limit
     whatever this product takes by itself. `quiet` (0 or 1): one factor is nearly all zeros, which takes less
@@ -99,7 +102,7 @@ def product_s(
     result = result_bytes * batch * m * n
     missed = numbers.maximum(0.0, 1.0 - fitted["l2_share"] * chip.l2_bytes / factors)
     memory_rate = chip.bytes_per_s * fitted["memory_fraction"]
-    each: list[Any] = []
+    candidates: list[Any] = []
     for tile in TILES:
         rate = fitted["tiles"].get(tile_name(tile), 0.0)
         if rate <= 0:
@@ -116,15 +119,15 @@ def product_s(
                 sums = 4.0 * (splits + 1) * batch * m * n
                 seconds = seconds + sums / (chip.bytes_per_s * fitted["split_fraction"])
                 seconds = seconds + fitted["split_us"] * 1e-6
-            each.append(seconds)
-    fastest = each[0]
-    for seconds in each[1:]:
+            candidates.append(seconds)
+    fastest = candidates[0]
+    for seconds in candidates[1:]:
         fastest = numbers.minimum(fastest, seconds)
     weights = total = 0.0
-    for seconds in each:
-        beside = log(seconds / fastest)
-        weight = exp(-fitted["choice"] * beside)
-        weights, total = weights + weight, total + weight * beside
+    for seconds in candidates:
+        slower = log(seconds / fastest)
+        weight = exp(-fitted["choice"] * slower)
+        weights, total = weights + weight, total + weight * slower
     took = fitted["launch_us"] * 1e-6 + fastest * exp(total / weights)
     long = 1.0 if sustained else took / (took + fitted["power_ms"] * 1e-3)
     return took * (1 + fitted["power_slowdown"] * long) * (1 - quiet * (1 - fitted["quiet"]))
@@ -133,7 +136,7 @@ def product_s(
 def _busy_s(
     numbers: Numbers, chip: Chip, fitted: Mapping[str, Any], tile: Tile, splits: int, rate: Any, sizes: Sizes
 ) -> Any:
-    """What the multiprocessor with the most tiles computes."""
+    """Seconds that the multiprocessor with the most tiles computes."""
     (rows, columns, together), (m, n, k, batch) = tile, sizes
     tiles = numbers.ceil(m / rows) * numbers.ceil(n / columns) * batch * splits
     one_s = 2.0 * rows * columns * (k / splits) * chip.sm_count / (chip.flops_per_s * rate)
@@ -155,8 +158,8 @@ def _busy_s(
 def _read_again(
     numbers: Numbers, chip: Chip, fitted: Mapping[str, Any], tile: Tile, splits: int, sizes: Sizes
 ) -> Any:
-    """Elements of both factors that the waves read, when the cache keeps nothing from one to the next: a wave
-    is `swizzle` tiles high and as wide as is left."""
+    """How many elements of both factors the waves read when the cache keeps nothing from one wave to the
+    next: a wave is `swizzle` tiles high and as wide as its number of tiles allows."""
     (rows, columns, together), (m, n, k, batch) = tile, sizes
     down, across = numbers.ceil(m / rows), numbers.ceil(n / columns)
     at_once = numbers.minimum(down * across * splits, float(chip.sm_count * together))

@@ -1,5 +1,5 @@
-"""Kernels of a trace that torch.profiler recorded, as operations that can be estimated; and by how much a
-device's own kernels differ from the estimates.
+"""Adjusts a device's estimates to a trace of torch.profiler: the operators in it whose time can be estimated,
+and by how much their measured times differ.
 
 The trace is the one of `export_chrome_trace`, recorded with `record_shapes=True`: a kernel names, by its
 `External id`, the operator of PyTorch that launched it, which has the shapes and dtypes of its arguments.
@@ -19,14 +19,14 @@ from harness.system import is_array, is_object, parse_json, read_whole
 
 MAX_TRACE_BYTES, MAX_TRACE_VALUES = 2**31, 2**28
 FEWEST = 5
-"""Operators of a kind, for a scale of it."""
+"""How many operators of a kind a trace must have for a scale of that kind."""
 SHORTEST_S = 10e-6
-"""Operators that take less are not looked at: the start of a kernel is most of it."""
+"""Operators that take fewer seconds are left out: a kernel's launch is most of their time."""
 
 Kind = Literal["product", "attention", "memory"]
 
 PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
-"""Operators that multiply, and which argument is the first factor."""
+"""Operators that multiply, and the position of the first factor among their arguments."""
 ATTENTION: dict[str, tuple[str, Literal["forward", "backward"], int]] = {
     "aten::_scaled_dot_product_flash_attention": ("flash2", "forward", 0),
     "aten::_scaled_dot_product_efficient_attention": ("efficient", "forward", 0),
@@ -35,7 +35,7 @@ ATTENTION: dict[str, tuple[str, Literal["forward", "backward"], int]] = {
     "aten::_scaled_dot_product_efficient_attention_backward": ("efficient", "backward", 1),
     "aten::_scaled_dot_product_cudnn_attention_backward": ("cudnn", "backward", 1),
 }
-"""Fused attention: which kernel and direction, and which argument is the query."""
+"""Operators of fused attention: the kernel, the direction, and the position of the query."""
 ELEMENTWISE: dict[str, int] = {
     "aten::add": 3,
     "aten::mul": 3,
@@ -48,18 +48,20 @@ ELEMENTWISE: dict[str, int] = {
 """Operators that wait for memory, and how many tensors of the largest argument's size they move."""
 BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8, "long int": 8, "int": 4}
 NAMES = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
-"""Dtypes as the profiler writes them."""
+"""BYTES and names of the dtypes, by what the profiler calls them."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """An operator of the trace: what all its kernels took together, and what decides that."""
+    """An operator of the trace: the seconds of all its kernels together, and what decides them."""
 
     kind: Kind
     seconds: float
     name: str
     dtype: str
     shape: tuple[int, ...]
+    """m, n, k and batch of a product; batch, heads, lengths of query and keys and head size of attention; the
+    bytes that any other operator moves."""
     causal: bool = True
 
     def estimate(self, hardware: Hardware) -> float:
@@ -77,29 +79,30 @@ class Seen:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a trace has of operators that can be estimated."""
+    """The operators of a trace whose time can be estimated."""
 
     device: str | None
-    """As the driver calls it."""
+    """The device's name, as the driver has it; None where the trace has none."""
     seen: tuple[Seen, ...]
 
 
 @dataclass(frozen=True)
 class Adjusted:
-    """By how much the kernels of a kind differ from the estimates, and how far off they are before and
-    after."""
+    """The new scale of one kind of kernel, and how far off the estimates are without and with it."""
 
     kind: Kind
     count: int
+    """How many operators of the trace it follows from."""
     scale: float
-    """Measured over estimated: the median."""
+    """The median of measured over estimated seconds."""
     before: float
-    """Median error, a fraction."""
+    """The median of the relative errors, a fraction, before the adjustment."""
     after: float
+    """The same with the new scale."""
 
 
 def read_trace(path: Path) -> Trace:
-    """Of a file that torch.profiler's `export_chrome_trace` wrote. Raises InputError for another."""
+    """The trace in a file that torch.profiler's `export_chrome_trace` wrote. Raises InputError for others."""
     try:
         document = parse_json(read_whole(path, MAX_TRACE_BYTES), MAX_TRACE_VALUES)
     except OSError as error:
@@ -125,7 +128,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def _by_id(events: Iterable[Mapping[str, Any]]) -> tuple[dict[Any, float], dict[Any, Mapping[str, Any]]]:
-    """Seconds of the kernels of each operator, and the operator, by the id that both have."""
+    """The seconds of each operator's kernels, and the operators, both by their `External id`."""
     took: dict[Any, float] = defaultdict(float)
     operators: dict[Any, Mapping[str, Any]] = {}
     for event in events:
@@ -141,6 +144,7 @@ def _by_id(events: Iterable[Mapping[str, Any]]) -> tuple[dict[Any, float], dict[
 
 
 def _seen(operator: Mapping[str, Any] | None, seconds: float) -> Iterable[Seen]:
+    """The operator of a trace's event, or nothing where it is too short or cannot be estimated."""
     if operator is None or seconds < SHORTEST_S:
         return
     name, given = str(operator.get("name")), operator["args"]
@@ -160,7 +164,7 @@ def _seen(operator: Mapping[str, Any] | None, seconds: float) -> Iterable[Seen]:
 
 
 def _shape(name: str, shapes: Sequence[Any], types: Sequence[Any]) -> tuple[int, ...] | None:
-    """What decides; None for an operator that is not looked at, or whose shapes are not there."""
+    """See `Seen.shape`; None for an operator that cannot be estimated or whose shapes are missing."""
     try:
         if name in PRODUCTS:
             left, right = shapes[PRODUCTS[name]], shapes[PRODUCTS[name] + 1]
@@ -179,7 +183,9 @@ def _shape(name: str, shapes: Sequence[Any], types: Sequence[Any]) -> tuple[int,
 
 
 def _causal(name: str, given: Mapping[str, Any]) -> bool:
-    """The operator's flag, where the profiler wrote its concrete inputs; else it is a language model's."""
+    """The operator's `is_causal`, if the profiler wrote its concrete inputs; else true, as in a language
+    model.
+    """
     inputs = given.get("Concrete Inputs")
     if name in ATTENTION and is_array(inputs):
         flags = [text for text in inputs if text in ("True", "False")]

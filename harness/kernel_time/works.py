@@ -9,8 +9,9 @@ from harness.kernel_time.fused_attention import BACKWARD
 from harness.kernel_time.parameters import attention_architecture, fitted_attention
 
 LONG = 4096
-"""Tokens of attention whose shape is not told."""
+"""The length in tokens that is taken for attention, of which `Work` has FLOPs only."""
 USUAL_HEAD = "128"
+"""The head size that is taken for it, as `fitted_attention` writes it."""
 
 
 def time_of(works: Iterable[Work], hardware: Hardware) -> Time:
@@ -22,12 +23,13 @@ def time_of(works: Iterable[Work], hardware: Hardware) -> Time:
     by_kind: dict[KernelKind, float] = defaultdict(float)
     compute = waiting = host = computing = 0.0
     for work in works:
-        beside = work.bytes_moved - work.before_bytes
+        moved_bytes = work.bytes_moved - work.before_bytes
         before_s = memory(hardware, "dequantize", work.before_bytes) if work.before_bytes else 0.0
         by_kind["memory"] += before_s
-        kind, seconds = _kernel(work, beside, hardware)
+        kind, seconds = _kernel(work, moved_bytes, hardware)
         by_kind[kind] += seconds
-        memory_s = memory(hardware, "elementwise", beside, max(1, work.operators)) if beside else 0.0
+        launches = max(1, work.operators)
+        memory_s = memory(hardware, "elementwise", moved_bytes, launches) if moved_bytes else 0.0
         if work.flops and seconds > memory_s:
             compute += seconds
             computing += seconds
@@ -40,12 +42,14 @@ def time_of(works: Iterable[Work], hardware: Hardware) -> Time:
     return Time(sum(by_kind.values()), compute, waiting, host, computing, (low, high))
 
 
-def _kernel(work: Work, beside: int, hardware: Hardware) -> tuple[KernelKind, float]:
-    """What the estimate errs alike in, and seconds."""
+def _kernel(work: Work, moved_bytes: int, hardware: Hardware) -> tuple[KernelKind, float]:
+    """The kind of the kernels, whose estimates err alike, and their seconds. `moved_bytes`: without those
+    that a first kernel moves before the FLOPs begin.
+    """
     count = max(1, work.operators)
     if not work.flops:
-        return "memory", memory(hardware, "elementwise", beside, count) if beside else 0.0
-    least = bound_s(hardware, work.flops, beside, work.dtype)
+        return "memory", memory(hardware, "elementwise", moved_bytes, count) if moved_bytes else 0.0
+    least = bound_s(hardware, work.flops, moved_bytes, work.dtype)
     if work.kind == "attention":
         return "attention", max(least, _attention_s(work, hardware))
     if work.shape is not None:
@@ -59,8 +63,8 @@ def _kernel(work: Work, beside: int, hardware: Hardware) -> tuple[KernelKind, fl
 
 
 def _attention_s(work: Work, hardware: Hardware) -> float:
-    """FLOPs are those of the whole square of scores; half of it is computed. Forward and backward alike: the
-    mean of their rates, weighted as a step has them."""
+    """Seconds of attention under a causal mask: `work.flops` counts the whole square of scores, of which half
+    is computed. Forward and backward share one rate, the mean of theirs, weighted as in a step."""
     fraction = hardware.calibration.attention_fraction
     if fraction is not None:
         return work.flops / (hardware.peak_flops(work.dtype) * fraction)

@@ -1,7 +1,7 @@
 """What one operator does on CUDA: which kernels run, the memory that they take, FLOPs, bytes and time.
 
-A simulation asks with shape-only tensors, and the virtual GPU's clock with the shapes of operators that
-really run. Each file declares its own operators, by the name in their schema.
+A simulation asks with shape-only tensors, the virtual GPU's clock with the shapes of operators that really
+run. Each file declares the operators of its own kernels, by the name in their schema.
 """
 # pyright: reportUnusedImport=false
 

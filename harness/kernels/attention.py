@@ -1,4 +1,4 @@
-"""What the attention kernels of torch take from the CUDA caching allocator besides what they return."""
+"""What torch's attention kernels take from the CUDA caching allocator, in order, besides what they return."""
 
 from collections.abc import Sequence
 from math import prod
@@ -84,7 +84,7 @@ def flash_backward(script: Script, grad_out: Tensor, query: Tensor, key: Tensor,
 
 
 def _no_log_sumexp(func: Any, args: Any, kwargs: Any) -> Any:
-    """torch's shape function makes one that cuDNN leaves out where no gradient needs it."""
+    """Without the log-sum-exp where no gradient needs it: torch's shape function has one, cuDNN does not."""
     if args[4] if len(args) > 4 else kwargs["compute_log_sumexp"]:
         return NotImplemented
     out, log_sum_exp, *others = func(*args, **kwargs)
@@ -95,7 +95,7 @@ def _no_log_sumexp(func: Any, args: Any, kwargs: Any) -> Any:
 def cudnn_forward(
     script: Script, query: Tensor, key: Tensor, compute_log_sumexp: bool, dropout_p: float, gpu: Gpu
 ) -> None:
-    """Seed, offset, attention, log-sum-exp, workspace.
+    """Allocated in this order: seed, offset, attention, log-sum-exp, workspace.
 
     transformers/cuda/attention.cu, _cudnn_attention_forward; cudnn/MHA.cpp, run_cudnn_SDP_fprop.
     """
@@ -124,7 +124,7 @@ def cudnn_backward(script: Script, query: Tensor, key: Tensor, dropout_p: float,
 
 
 def cudnn_dropout_bytes(query: Tensor, key: Tensor, dropout_p: float, gpu: Gpu) -> int:
-    """The plan's mask of what is dropped: on Blackwell one bit for each position of whole tiles."""
+    """Bytes of the plan's dropout mask: none on Hopper, else one bit for each position of whole tiles."""
     if dropout_p == 0 or gpu.capability[0] == 9:
         return 0
     rows, columns = round_up(query.shape[2], CUDNN_TILE), round_up(key.shape[2], CUDNN_TILE)
@@ -132,10 +132,11 @@ def cudnn_dropout_bytes(query: Tensor, key: Tensor, dropout_p: float, gpu: Gpu) 
 
 
 def cudnn_plan_bytes(parts: Sequence[int], gpu: Gpu) -> int:
-    """What a plan of cuDNN with these parts asks for: aligned, with room to align the first, 0 for none.
+    """Bytes that a plan of cuDNN with these parts asks for: aligned, with room to align the first; 0 for
+    none.
 
-    Hopper's kernels have one more small part of their own. Not published; cuDNN 9.19 to 9.26, asked for
-    their plans of 1,400 random calls, never answered anything else (tests/recordings/cudnn_plans).
+    Hopper's kernels have one more small part of their own. No source is public; the plans of cuDNN 9.19 to
+    9.26 for 1,400 random calls all have these sizes (tests/recordings/cudnn_plans).
     """
     own = [1] if gpu.capability[0] == 9 else []
     aligned = [round_up(part, CUDNN_ALIGNMENT_BYTES) for part in (*parts, *own) if part]
@@ -143,7 +144,7 @@ def cudnn_plan_bytes(parts: Sequence[int], gpu: Gpu) -> int:
 
 
 def _host_seeds(func: Any, args: Any, kwargs: Any) -> Any:
-    """Seed and offset of the dropout are host tensors; torch's shape function makes them here."""
+    """With the dropout's seed and offset on the host; torch's shape function makes them on the device."""
     out, log_sum_exp, *seeds = func(*args, **kwargs)
     dropout_p = args[5] if len(args) > 5 else kwargs.get("dropout_p", 0.0)
     if dropout_p > 0 or TorchRelease.of(torch.__version__).seeds_efficient_attention_always:
@@ -155,7 +156,7 @@ def _host_seeds(func: Any, args: Any, kwargs: Any) -> Any:
 def efficient_forward(
     script: Script, query: Tensor, value: Tensor, compute_log_sumexp: bool, dropout_p: float, gpu: Gpu
 ) -> None:
-    """Attention, log-sum-exp, seed and offset (2 and 3), which with dropout are host tensors.
+    """Outputs 0 (attention), 1 (log-sum-exp), 2 and 3 (seed and offset, with dropout host tensors).
 
     transformers/cuda/attention.cu, _efficient_attention_forward: 16-bit results wider than 128 cannot stay
     in registers and are accumulated in an fp32 buffer (kNeedsOutputAccumulatorBuffer).
@@ -202,7 +203,7 @@ def efficient_backward(
 
 
 def efficient_workspace(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, gpu: Gpu) -> int:
-    """Bytes of the staging area of the gradients (mem_eff_attention/kernel_backward.h, workspace_size).
+    """Bytes in which the gradients are staged (mem_eff_attention/kernel_backward.h, workspace_size).
 
     Each block of queries has a lock (16 B) and an fp32 tile of dQ. 16-bit dK and dV wider than the kernel's
     registers get fp32 tiles too, one per split of the keys. Which kernel: dispatch_cutlassB in
@@ -240,7 +241,7 @@ def efficient_workspace(query: Tensor, key: Tensor, value: Tensor, dropout_p: fl
 
 @kernel("_safe_softmax")
 def safe_softmax(script: Script, self: Tensor, dim: int, gpu: Gpu) -> None:
-    """transformers/attention.cpp, of the math kernel: rows that are all -inf give 0."""
+    """transformers/attention.cpp, the math kernel's softmax: rows that are all -inf give 0."""
     script.output(0)
     masked = script.take(self.numel())
     rows = script.take(self.numel() // max(1, self.shape[dim]))

@@ -23,10 +23,10 @@ LARGEST_GRID_DIMENSION = 65535
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:
-    """What the checks look at: shapes are (batch, heads, length, head_dim), as SDPA takes them, of dense
-    tensors with a contiguous last dimension.
+    """What the checks look at in one call. Shapes are (batch, heads, length, head_dim), as SDPA takes them,
+    of dense tensors with a contiguous last dimension.
 
-    A mask's dtype changes nothing: it is converted afterwards.
+    The mask's dtype changes nothing: it is converted afterwards.
     """
 
     query: Sequence[int]
@@ -168,8 +168,8 @@ def _mask_broadcasts(call: AttentionCall) -> bool:  # check_attn_mask_shape
     if mask is None:
         return True
     batch, heads, length, _ = call.query
-    wanted = (batch, heads, length, call.key[2])[-len(mask) :]
-    return len(mask) in (2, 4) and all(size in (1, full) for size, full in zip(mask, wanted, strict=True))
+    scores = (batch, heads, length, call.key[2])[-len(mask) :]
+    return len(mask) in (2, 4) and all(size in (1, full) for size, full in zip(mask, scores, strict=True))
 
 
 def _cudnn_takes_shapes(call: AttentionCall) -> bool:

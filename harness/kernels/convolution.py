@@ -1,6 +1,6 @@
-"""Convolutions and triangular systems: what they take inside on CUDA.
+"""Convolutions and triangular systems: what they allocate inside on CUDA.
 
-The order of every allocation is that of PyTorch's CUDA build, called alone on a virtual GPU.
+The order of the allocations is the one that PyTorch's CUDA build shows, called alone on a virtual GPU.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,12 @@ from harness.kernels.script import Script, size_of
 
 POINTER_BYTES = 8
 DENSE = "whose plan cuDNN chooses"
+"""Describes the convolutions whose memory is not known (`Unknown.how`)."""
 
 
 def _depthwise(input: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
-    """native/Convolution.cpp, is_depthwise and use_cudnn_depthwise: one channel a group, and a kernel that is
-    no square, as the short convolutions of recurrent layers."""
+    """native/Convolution.cpp, is_depthwise and use_cudnn_depthwise: whether each group has one channel and
+    the kernel has one dimension, as in the short convolutions of recurrent layers."""
     channels = input.shape[1]
     return not transposed and groups == channels > 1 and weight.shape[0] % channels == 0 and weight.dim() == 3
 

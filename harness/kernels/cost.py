@@ -1,8 +1,8 @@
 """What one call of an operator costs a device: FLOPs, bytes, and the seconds of its kernels.
 
-Of the bytes each argument is read once and each result written once, an argument written in place both, as
-the operator's schema says; those that do less say so (kernels/operators.py). What a kernel takes for itself
-is written and read once more.
+Each argument counts as read once and each result as written once, an argument written in place as both, as
+the operator's schema says; operators that move fewer bytes declare it (kernels/operators.py). What a kernel
+allocates for itself counts as written once and read once.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from harness.kernels.script import Step, Take
 from harness.observe import operator_flops
 
 _GRADIENTS = ("g", "grads")
-"""Arguments that bitsandbytes' and torch's fused optimizers declare as written; they read them, and write
-them only to unscale them."""
+"""Arguments that bitsandbytes' and torch's fused optimizers declare as written. They only read them, except
+with a `grad_scale`, by which they are unscaled in place."""
 
 
 def operator_bytes(func: Any, args: Any, kwargs: dict[str, Any], out: Any, script: Sequence[Step]) -> int:
-    """Bytes one call moves. `out` is what it returned, `script` what its kernels take."""
+    """The bytes that one call moves. `out` is what it returned, `script` what its kernels allocate."""
     operator = operator_of(func)
     taken = (step.size_bytes for step in script if isinstance(step, Take) and not step.workspace)
     moved = 2 * sum(taken)
@@ -68,32 +68,32 @@ def tensor_bytes(values: Any) -> int:
 
 
 class Cost(NamedTuple):
-    """What one operator takes: FLOPs, bytes moved, and the seconds of each."""
+    """What one call of an operator takes: FLOPs, bytes moved, and the seconds of each."""
 
     flops: int
     bytes_moved: int
     compute_s: float
     memory_s: float
     before_s: float = 0.0
-    """Of memory_s, that of a kernel that is over before the FLOPs begin."""
+    """The part of memory_s that a first kernel takes, which has ended when the FLOPs begin."""
     kind: KernelKind = "memory"
-    """What the estimate of its seconds errs alike in."""
+    """Decides how uncertain the seconds are: estimates of one kind err alike."""
     kernel_class: KernelClass = "elementwise"
 
     @property
     def seconds(self) -> float:
-        """Of all its kernels."""
+        """The seconds of all its kernels."""
         return self.before_s + max(self.compute_s, self.memory_s - self.before_s)
 
 
 NOTHING = Cost(0, 0, 0.0, 0.0)
-"""Of what launches no kernel."""
+"""The cost of an operator that launches no kernel."""
 
 
 def operator_cost(
     hardware: Hardware, func: Any, args: Any, kwargs: dict[str, Any], out: Any, script: Sequence[Step] = ()
 ) -> Cost:
-    """Of one call; NOTHING where no kernel is launched. It follows from the shapes and dtypes of the
+    """The cost of one call; NOTHING where no kernel is launched. It follows from the shapes and dtypes of the
     arguments and of `out`, what was returned; `script` is what the kernels take from the allocator. Raises
     InputError for a dtype that the device does not compute in."""
     if func.is_view or not operator_of(func).launches:
@@ -108,8 +108,8 @@ def operator_cost(
 
 
 def _dequantized_first(func: Any, args: Any, script: Sequence[Step]) -> int:
-    """Bytes that a 4-bit product moves to bring the weight back to 16 bit, before it multiplies: the packed
-    weight read, the whole one written. None when it does so on the fly, in registers."""
+    """The bytes that a 4-bit product moves to dequantize its weight before it multiplies: it reads the packed
+    weight and writes the 16-bit one. 0 where it dequantizes in registers, as it multiplies."""
     if str(func._overloadpacket) != "bitsandbytes.gemm_4bit":
         return 0
     whole = sum(step.size_bytes for step in script if isinstance(step, Take) and not step.workspace)

@@ -1,5 +1,5 @@
-"""The time of work that is described in words: by the virtual GPU's clock, which sees operators, products and
-collectives pass in another language.
+"""The time of work that is described as text: the virtual GPU's clock sees operators, products and
+collectives pass in C++, and asks here how long they take.
 """
 
 import json
@@ -17,18 +17,18 @@ from harness.kernels.operators import operator_of, script_of, unknown_ops
 
 
 class Estimate(NamedTuple):
-    """Of all the kernels of one call."""
+    """What all the kernels of one call take together."""
 
     seconds: float
     kernel_class: str
-    """What a reader asks about: "product", "norm" and so on (KernelClass), or "collective"."""
+    """The class under which reports show it: "product", "norm" and so on (KernelClass), or "collective"."""
     flops: int
     is_unknown: bool
-    """Nobody has looked at these kernels: they take a launch, and the bytes that can be seen."""
+    """Whether nobody has looked at these kernels: they count as a launch and the bytes of their arguments."""
 
 
 class Described:
-    """Estimates for one device. Raises InputError where it does not compute in a dtype."""
+    """Estimates for one device. Its methods raise InputError for a dtype that it does not compute in."""
 
     def __init__(self, hardware: Hardware, gpus_per_node: int = GPUS_PER_NODE) -> None:
         self.hardware = hardware
@@ -37,20 +37,21 @@ class Described:
 
     @property
     def bare_s(self) -> float:
-        """Seconds of a kernel that moves nothing."""
+        """Seconds of a kernel that moves no bytes: its launch."""
         return memory(self.hardware, "elementwise", 0.0)
 
     @property
     def link_bytes_per_s(self) -> float:
-        """Of copies between the device and pinned memory of the host."""
+        """Bytes per second of copies between the device and pinned memory of the host."""
         return 1e9 / transfer(self.hardware, 1e9)
 
     def operator(self, name: str, inputs: str, products: str = "") -> Estimate:
-        """Of an operator, "aten::add.Tensor" or "aten::mm." with an overload that has no name. `inputs` is
-        JSON: a tensor has dtype, device, sizes and strides. `products`: those that it gave to cuBLAS, for one
-        whose FLOPs nobody counts."""
+        """The estimate of an operator by name, "aten::add.Tensor", or "aten::mm." for the overload without a
+        name. `inputs` is a JSON list of its arguments, a tensor as dtype, device, sizes and strides.
+        `products`: the products that it gave to cuBLAS, each as in `product` and followed by ";", which count
+        where no formula gives the operator's FLOPs."""
         func = _operator(name)
-        args, kwargs = _given(func, [_value(each) for each in json.loads(inputs)])
+        args, kwargs = _given(func, [_value(described) for described in json.loads(inputs)])
         if "sparse" in args:  # a tensor that has no strides
             return Estimate(self.bare_s, "unknown", 0, True)
         out = _result(func, args, kwargs)
@@ -58,13 +59,13 @@ class Described:
         cost = operator_cost(self.hardware, func, args, kwargs, out, script)
         unknown = bool(unknown_ops([func._schema.name]))
         if not cost.flops and products:
-            each = [self.product(text) for text in products.rstrip(";").split(";")]
-            seconds = max(cost.seconds, sum(one.seconds for one in each))
-            return Estimate(seconds, "product", sum(one.flops for one in each), unknown)
+            multiplied = [self.product(text) for text in products.rstrip(";").split(";")]
+            seconds = max(cost.seconds, sum(estimate.seconds for estimate in multiplied))
+            return Estimate(seconds, "product", sum(estimate.flops for estimate in multiplied), unknown)
         return Estimate(max(cost.seconds, self.bare_s), cost.kernel_class, cost.flops, unknown)
 
     def product(self, text: str) -> Estimate:
-        """Of "bf16 M N K BATCH": M x K times K x N."""
+        """The estimate of "bf16 M N K BATCH": BATCH products of M x K and K x N."""
         dtype, *sizes = text.split()
         m, n, k, batch = map(int, sizes)
         computed = dtype if dtype in ("bf16", "fp16", "fp32") else "fp16"
@@ -72,8 +73,8 @@ class Described:
         return Estimate(seconds, "product", 2 * m * n * k * batch, computed != dtype)
 
     def alone(self, description: str) -> Estimate:
-        """Of what is put on a stream by itself: "product DTYPE M N K BATCH", "collective KIND BYTES RANKS" or
-        "kernel NAME"."""
+        """The estimate of work that no operator launched: "product DTYPE M N K BATCH", "collective KIND BYTES
+        RANKS" or "kernel NAME"."""
         kind, _, rest = description.partition(" ")
         if kind == "product":
             return self.product(rest.rstrip(";"))
@@ -92,7 +93,7 @@ def _operator(name: str) -> Any:
 
 
 def _result(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """What it returns for tensors without contents; nothing, where only contents could tell."""
+    """What the operator returns for shape-only tensors; () where that depends on their values."""
     special = operator_of(func).result
     if special is not None and (out := special(func, args, kwargs)) is not NotImplemented:
         return out
@@ -103,7 +104,7 @@ def _result(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _given(func: Any, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional arguments, and those that have to be named."""
+    """The operator's positional arguments, and those that have to be passed by name."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for argument, value in zip(func._schema.arguments, values, strict=False):
@@ -114,16 +115,18 @@ def _given(func: Any, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]
     return args, kwargs
 
 
-def _value(each: Any) -> Any:
-    """A shape-only tensor for a tensor, and others as they are."""
-    if isinstance(each, dict):
-        return _tensor(each)
-    if isinstance(each, list):
-        return [_value(one) for one in each]
-    return each
+def _value(described: Any) -> Any:
+    """A shape-only tensor for a described tensor, and any other argument as it is."""
+    if isinstance(described, dict):
+        return _tensor(described)
+    if isinstance(described, list):
+        return [_value(item) for item in described]
+    return described
 
 
 def _tensor(described: dict[str, Any]) -> Tensor:
-    """Of the host's too: a kernel that is given one reads it, in unified memory."""
+    """A shape-only tensor for one of the device, and for one of the host, which kernels read too (in unified
+    memory).
+    """
     dtype = getattr(torch, described["dtype"].lower(), torch.uint8)  # C++ says BFloat16, and Char of a byte
     return torch.empty_strided(described["sizes"], described["strides"], dtype=dtype, device="meta")

@@ -30,8 +30,8 @@ def forward(
 ) -> None:
     """mha_fwd and mha_varlen_fwd.
 
-    Version 2 splits the keys of a batch as torch's copy of it does. Version 3 (num_splits=1) has counters of
-    its tile scheduler: one, and vectors of a number a document, each rounded up to 4 numbers.
+    Version 2 splits the keys of a batch as torch's copy of it does. Version 3 (num_splits=1) allocates its
+    tile scheduler's counters: a semaphore, and vectors of one number a document, rounded up to 4 numbers.
     """
     script.output(0, 1)
     if version == 3:
@@ -69,11 +69,12 @@ def backward(
 ) -> None:
     """mha_bwd and mha_varlen_bwd: row sums of grad * out, an fp32 dQ, and for grouped heads more.
 
-    Version 2: rows are rounded up to 128, of documents end to end each gets 128 more. Grouped heads: dK and
-    dV of every query head, summed over the group afterwards. Deterministic: a dQ for each split of the keys.
+    Version 2: rows are rounded up to 128; packed documents get 128 more each. With grouped heads there are dK
+    and dV of every query head, summed over the group afterwards; deterministic, a dQ for each split of keys.
 
-    Version 3: also log-sum-exp to base 2, fp32 dK and dV of grouped heads, and whose turn a tile of dQ is.
-    Rows and columns are rounded up to the kernel's blocks; documents end to end get a block more each.
+    Version 3: also log-sum-exp to base 2, fp32 dK and dV of grouped heads, and semaphores that say whose turn
+    a tile of dQ is. Rows and columns are rounded up to the kernel's blocks; packed documents get a block more
+    each.
     """
     heads, groups, head_dim = query.shape[-2], key.shape[-2], query.shape[-1]
     batch = query.shape[0] if starts is None else starts.shape[0] - 1

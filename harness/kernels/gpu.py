@@ -11,11 +11,11 @@ MIB, KIB = 2**20, 2**10
 NATIVE_JIT_DISABLED = "TORCH_DISABLE_NATIVE_JIT"
 """An environment variable of PyTorch's: with "1" it does without operators that it compiles when called."""
 THREADS = 2
-"""That multiply in a training step, each with a workspace of its own: Python's, and autograd's."""
+"""The threads that multiply in a training step, each with a workspace of its own: Python's and autograd's."""
 
 
 class Workspaces(NamedTuple):
-    """What torch gives to cuBLAS and cuBLASLt, one of each per handle and stream.
+    """The workspaces that torch gives to cuBLAS and cuBLASLt, one of each per handle and stream.
 
     Each thread that multiplies has a handle of its own: the one that runs forward, and autograd's for the
     device. So a training step has two. They come from the caching allocator.
@@ -30,7 +30,7 @@ class Workspaces(NamedTuple):
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the sizes depend on besides the shapes."""
+    """What the sizes of an operator's allocations depend on besides the shapes."""
 
     capability: tuple[int, int]
     """Compute capability: (9, 0) for 9.0."""
@@ -38,9 +38,9 @@ class Gpu:
     """Streaming multiprocessors: 132 on an H100 or H200 SXM, 108 on an A100."""
     torch: TorchRelease
     native_jit: bool = True
-    """Whether NATIVE_JIT_DISABLED leaves them."""
+    """Whether PyTorch may use operators that it compiles when called (see NATIVE_JIT_DISABLED)."""
     kept_workspace_bytes: int | None = None
-    """What both threads together were seen to keep on this device; None: nobody has looked."""
+    """The workspace bytes that both threads together kept when this device was measured; None: it was not."""
 
     @classmethod
     def of(cls, hardware: Hardware, torch_version: str) -> "Gpu":
@@ -65,11 +65,11 @@ class Gpu:
 
     @property
     def workspaces(self) -> Workspaces:
-        """Those seen; else the defaults, CUBLAS_WORKSPACE_CONFIG and CUBLASLT_WORKSPACE_SIZE unset.
+        """The measured workspaces, else torch's defaults, without CUBLAS_WORKSPACE_CONFIG and
+        CUBLASLT_WORKSPACE_SIZE. What was measured says nothing about a release that keeps no workspaces.
 
         ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize (Hopper's on Blackwell, too, since 2.12) and
-        _parseChosenCUDABlasLtWorkspaceSize (1 MiB). What
-        was seen to stay says nothing about a release that keeps none.
+        _parseChosenCUDABlasLtWorkspaceSize (1 MiB).
         """
         kept = self.torch.keeps_cublas_workspaces
         if kept and self.kept_workspace_bytes is not None:
@@ -81,6 +81,6 @@ class Gpu:
 
 
 def capability_of(compute_capability: str) -> tuple[int, int]:
-    """(9, 0) of "9.0"."""
+    """(9, 0) for "9.0"."""
     major, minor = compute_capability.split(".")
     return int(major), int(minor)

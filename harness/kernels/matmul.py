@@ -15,7 +15,7 @@ TMA_DESCRIPTOR_BYTES = 128  # sizeof(CUtensorMap)
 
 
 def call_cublas(script: Script, gpu: Gpu, *, lt: bool = False) -> None:
-    """A product by cuBLAS, or (`lt`) by cuBLASLt: the workspace it keeps, or takes and frees."""
+    """The workspace of a product by cuBLAS, or (`lt`) by cuBLASLt: kept by the library, or freed again."""
     workspaces = gpu.workspaces
     if workspaces.kept:
         script.keep("cublas", workspaces.cublas_bytes)
@@ -47,7 +47,8 @@ def mm(script: Script, self: Tensor, mat2: Tensor, gpu: Gpu) -> None:
 
 @kernel("bmm")
 def bmm(script: Script, self: Tensor, mat2: Tensor, gpu: Gpu, out_dtype: torch.dtype | None = None) -> None:
-    """With an inner size of 1, as of frequencies and positions, there may be a kernel that needs no library.
+    """With an inner size of 1, as of RoPE's frequencies and positions, torch may run a Triton kernel of its
+    own instead of cuBLAS.
 
     torch/_native/ops/bmm_outer_product/triton_impl.py: it reads any strides. bmm.dtype has no such kernel.
     """
@@ -75,7 +76,7 @@ def addmm(script: Script, self: Tensor, mat1: Tensor, mat2: Tensor, beta: float,
 
 @kernel("_scaled_mm")
 def scaled_mm(script: Script, gpu: Gpu) -> None:
-    """Of fp8 factors with a scale each: cuBLASLt's. ATen/native/cuda/ScaledBlas.cpp."""
+    """Products of fp8 factors with a scale each, by cuBLASLt. ATen/native/cuda/ScaledBlas.cpp."""
     script.output(0)
     call_cublas(script, gpu, lt=True)
 

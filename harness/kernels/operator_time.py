@@ -1,5 +1,4 @@
-"""What one operator takes of a device's time: which kernel it is, described as harness/kernel_time wants
-it."""
+"""How long one operator takes on a device: describes its kernel as harness/kernel_time asks for it."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -24,18 +23,18 @@ KernelClass = Literal[
     "dequantize",
     "copy",
 ]
-"""What a reader asks about: where the time goes."""
+"""The classes of kernels under which reports show where the time goes."""
 
 
 class OperatorTime(NamedTuple):
-    """Of the kernels of one call of an operator."""
+    """How long the kernels of one call of an operator take, and what they are."""
 
     seconds: float
     kind: KernelKind
-    """What the estimate errs alike in."""
+    """Decides how uncertain `seconds` is: estimates of one kind err alike."""
     kernel_class: KernelClass
     computes: bool
-    """Whether it waits for the multiprocessors rather than for memory."""
+    """Whether the multiprocessors limit it, and not memory."""
 
 
 _OPERATORS: dict[KernelClass, str] = {
@@ -50,13 +49,14 @@ _OPERATORS: dict[KernelClass, str] = {
 _CLASSES: dict[str, KernelClass] = {
     name: kind for kind, names in _OPERATORS.items() for name in names.split()
 }
-"""By the operator's name without its namespace and `_backward`; of bitsandbytes and lists below."""
+"""The class by the operator's name, without namespace and `_backward`. For bitsandbytes and lists of tensors
+see `class_of`."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _NAMES |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), "fp8")
 
 
 def class_of(name: str) -> KernelClass:
-    """Of an operator, by the name in its schema: "aten::native_layer_norm_backward"."""
+    """The class of an operator without FLOPs by its schema's name: "aten::native_layer_norm_backward"."""
     space, _, short = name.partition("::")
     short = short.removesuffix("_data") if short.endswith("_backward_data") else short
     found = _CLASSES.get(short) or _CLASSES.get(short.removesuffix("_backward"))
@@ -72,44 +72,43 @@ def class_of(name: str) -> KernelClass:
 def operator_time(
     func: Any, args: Any, kwargs: dict[str, Any], hardware: Hardware, flops: int, moved: int, before: int
 ) -> OperatorTime:
-    """Of one call that does `flops` and moves `moved` bytes, of which `before` by a kernel that is over
-    before
-    the FLOPs begin. Raises InputError for a dtype that the device does not compute in."""
+    """The time of one call that does `flops` and moves `moved` bytes, `before` of them by a kernel that has
+    ended when the FLOPs begin. Raises InputError for a dtype that the device does not compute in."""
     name = operator_name(func)
     if not flops:
         kernel = class_of(name)
         seconds = memory(hardware, kernel, moved) if moved else 0.0
         return OperatorTime(seconds, "memory", kernel, computes=False)
     dtype = _dtype(name, args)
-    beside = moved - before
-    memory_s = memory(hardware, "elementwise", beside)
+    rest = moved - before
+    memory_s = memory(hardware, "elementwise", rest)
     kind: Literal["attention", "product"] = "attention" if "attention" in name else "product"
     if kind == "attention":
-        seconds = _attention_s(func, args, kwargs, hardware, dtype, flops, beside)
+        seconds = _attention_s(func, args, kwargs, hardware, dtype, flops, rest)
     else:
         seconds = _product_s(name, args, hardware, dtype, flops)
     computes = seconds > memory_s
-    seconds = max(seconds, beside / hardware.memory_bandwidth)
+    seconds = max(seconds, rest / hardware.memory_bandwidth)
     if before:
         seconds += memory(hardware, "dequantize", before)
     return OperatorTime(seconds, kind, kind, computes)
 
 
 def _factors(name: str, args: Any) -> list[Tensor]:
-    """The tensors that are given, without what a product is added to: it may be wider."""
+    """The tensor arguments, without the one that a product is added to, whose dtype may be wider."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     return tensors[1:] if name.partition("::")[2] in ("addmm", "addmm_", "baddbmm") else tensors
 
 
 def _dtype(name: str, args: Any) -> str:
-    """Of the first factor; of other dtypes (int8) the table has no rate: that of 16 bit, and fp16 is what
-    every device has."""
+    """The name of the first factor's dtype. For one without a rate in the table (int8) it is fp16, which
+    every device computes in."""
     tensor = next(iter(_factors(name, args)), None)
     return "fp16" if tensor is None else _NAMES.get(tensor.dtype, "fp16")
 
 
 def _product_s(name: str, args: Any, hardware: Hardware, dtype: str, flops: int) -> float:
-    """From the factors' shapes; what multiplies in another way, as one product of as many FLOPs."""
+    """Seconds by the factors' shapes; an operator of several products counts as one of as many FLOPs."""
     short = name.partition("::")[2]
     left = _factors(name, args)[0]
     k = left.shape[-1]
@@ -124,13 +123,14 @@ def _product_s(name: str, args: Any, hardware: Hardware, dtype: str, flops: int)
 def _attention_s(
     func: Any, args: Any, kwargs: dict[str, Any], hardware: Hardware, dtype: str, flops: int, moved: int
 ) -> float:
-    """From the shapes of query and key, batch x heads x length x size, or flash-attn's own order."""
+    """Seconds by the shapes of query and key: batch x heads x length x size, or flash-attn's own order."""
     name = operator_name(func)
     given = _by_name(func, args, kwargs)
     direction = "backward" if name.endswith("backward") else "forward"
     query, key = given["query"], given["key"]
-    own = name.startswith("harness::")  # flash-attn's: batch x length x heads x size, or rows x heads x size
-    if own:
+    # flash-attn's own operators: batch x length x heads x size, or rows x heads x size
+    of_package = name.startswith("harness::")
+    if of_package:
         heads, head_dim = query.shape[-2], query.shape[-1]
         batch, length = (query.shape[0], query.shape[1]) if query.dim() == 4 else (1, query.shape[0])
         keys = key.shape[-3]
@@ -138,11 +138,11 @@ def _attention_s(
         batch, heads, length, head_dim = query.shape
         keys = key.shape[-2]
     if "flash" in name:
-        kernel = "flash3" if own and given.get("version") == 3 else "flash2"
+        kernel = "flash3" if of_package and given.get("version") == 3 else "flash2"
     else:
         kernel = "cudnn" if "cudnn" in name else "efficient"
     causal = bool(given.get("is_causal", given.get("causal", False)))
-    if own and query.dim() == 3:  # documents end to end: as long as the FLOPs say
+    if of_package and query.dim() == 3:  # documents end to end: as long as the FLOPs say
         factor = 4 if direction == "forward" else 10
         length = keys = max(1, flops // max(1, factor * heads * head_dim * query.shape[0]))
         batch = max(1, query.shape[0] // length)
@@ -151,5 +151,6 @@ def _attention_s(
 
 
 def _by_name(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by the names in the operator's schema."""
     names = [argument.name for argument in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -1,13 +1,13 @@
 """What one operator does on CUDA, all of it found by the name in its schema: "aten::mm".
 
-What a new operator needs: one declaration, in the file of its kernels. `@kernel("mm bmm")` stands on the rule
-of operators that take memory inside, or allocate their outputs in another order than they return them;
-`declare("add mul", nothing=...)` (kernels/without_temporaries.py) says why others take none. Either
-gives the rest as well, where the schema does not say it: the fields of Operator. An operator that no
-declaration gives a `script` or a `nothing` may take memory that nobody knows of: a profile names it.
+A new operator needs one declaration, in the file of its kernels. `@kernel("mm bmm")` decorates the rule of
+operators that allocate memory inside, or allocate their outputs in another order than they return them;
+`declare("add mul", nothing=...)` (kernels/without_temporaries.py) says why others allocate none. Either also
+gives what the schema does not say: the fields of Operator. An operator without a `script` and a `nothing` may
+take memory that is not known: a profile names it in a warning.
 
-Only its FLOPs stand one floor below, in observe/flops.py and by the same name: they are counted in real runs
-too, which know nothing of what is simulated. Every size was compared with the allocations of torch's own CUDA
+Only the FLOPs are elsewhere, in observe/flops.py, by the same name: measured runs count them too, and know
+nothing of what is simulated. Every size was compared with the allocations of torch's own CUDA
 host code (2.11 and 2.13, CUDA 13) for thousands of shapes; sources are under pytorch's aten/src/ATen/native.
 """
 
@@ -23,24 +23,25 @@ from harness.kernels.script import Script, Step
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator, all its overloads. The defaults are those of one that nobody has looked at."""
+    """One operator with all its overloads. The defaults are those of one that nobody has looked at."""
 
     script: Callable[..., None] | None = None
-    """Writes what the kernels do with the allocator. Its parameters are the operator's, by the names in the
-    schema, and `script`, `gpu` and `outputs`; none: outputs are allocated in the order they are returned."""
+    """The rule: it writes what the kernels do with the allocator. Its parameters are the operator's, by the
+    names in the schema, and `script`, `gpu` and `outputs`. None: outputs are allocated as they are returned.
+    """
     nothing: str | None = None
-    """Why the kernels take nothing but their outputs: somebody has looked at their sources."""
+    """Why the kernels allocate nothing but their outputs, as somebody has read in their sources."""
     result: Callable[[Any, Any, Any], Any] | None = None
-    """(func, args, kwargs) to what CUDA returns, where a shape function is missing, differs or costs time.
-    NotImplemented: as the shape function says."""
+    """A function of (func, args, kwargs) that gives what CUDA returns, where the operator's shape function is
+    missing, differs or costs time. It returns NotImplemented where the shape function is right."""
     launches: bool = True
-    """A kernel. Otherwise it takes memory and leaves it as it is, or looks at it in another way."""
+    """Whether it launches a kernel. Otherwise it allocates without writing, or returns a view."""
     unread: int | None = None
     """The position of an argument that is not read."""
     looks_up: bool = False
-    """Reads as much of its first argument as it returns (of a loss: one number a row)."""
+    """Whether it reads only as many bytes of its first argument as it returns (a loss: one number a row)."""
     scatters: bool = False
-    """Touches its first argument only where the values go: as many bytes as those have."""
+    """Whether it touches its first argument only where the values go: as many bytes as these have."""
 
 
 OPERATORS: dict[str, Operator] = {}
@@ -49,7 +50,8 @@ UNKNOWN = Operator()
 
 
 def declare(names: str, **facts: Any) -> None:
-    """The facts (fields of Operator) of these operators, separated by spaces, of `aten` unless told."""
+    """Declare `facts` (fields of Operator) of operators. `names` are separated by spaces; one without a
+    namespace is of `aten`."""
     for name in names.split():
         name = name if "::" in name else f"aten::{name}"
         assert name not in OPERATORS, f"{name} is declared twice"
@@ -57,7 +59,7 @@ def declare(names: str, **facts: Any) -> None:
 
 
 def kernel(names: str, **facts: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The decorated function is `Operator.script` of these operators. See `declare`."""
+    """Declare the decorated function as `Operator.script` of operators; `names`, `facts` as in `declare`."""
 
     def declared(rule: Callable[..., None]) -> Callable[..., None]:
         declare(names, script=rule, **facts)
@@ -67,33 +69,34 @@ def kernel(names: str, **facts: Any) -> Callable[[Callable[..., None]], Callable
 
 
 def returns_nothing(func: Any, args: Any, kwargs: Any) -> None:
-    """`Operator.result` of one that writes into tensors that are there already."""
+    """The `Operator.result` of an operator that only writes into its arguments."""
 
 
 def returns_first(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of one that returns its first argument: what it works on in place, or waits for."""
+    """The `Operator.result` of an operator that returns its first argument (in place, or waited for)."""
     return args[0]
 
 
 def operator_name(func: Any) -> str:
-    """ "aten::mm" of torch.ops.aten.mm.default."""
+    """ "aten::mm" for torch.ops.aten.mm.default."""
     return func._schema.name
 
 
 def operator_of(func: Any) -> Operator:
-    """What is known of an operator, whichever its overload."""
+    """What is declared of an operator, whichever its overload; UNKNOWN where nothing is."""
     return OPERATORS.get(operator_name(func), UNKNOWN)
 
 
 def unknown_ops(names: Iterable[str]) -> list[str]:
-    """Those of the operators ("aten::mm") that nobody has looked at."""
+    """Which of the operators ("aten::mm") nobody has looked at, sorted."""
     found = ((name, OPERATORS.get(name, UNKNOWN)) for name in set(names))
     return sorted(name for name, known in found if known.script is None and known.nothing is None)
 
 
 def script_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, gpu: Gpu) -> Sequence[Step]:
-    """What the CUDA kernel of `func` takes and frees for these arguments (meta tensors will do), in order and
-    between the storages of its outputs. No steps: only the outputs are allocated, in the order returned.
+    """The steps of the CUDA kernels of `func` for these arguments (shape-only tensors will do): what they
+    allocate and free, and when among that the storages of the outputs. Without steps only the outputs are
+    allocated, in the order returned.
     """
     rule = operator_of(func).script
     if rule is None:

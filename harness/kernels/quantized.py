@@ -1,4 +1,4 @@
-"""bitsandbytes' operators on CUDA (bitsandbytes/backends/cuda/ops.py)."""
+"""What bitsandbytes' operators allocate inside on CUDA (bitsandbytes/backends/cuda/ops.py)."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -16,12 +16,13 @@ from harness.kernels.script import Script, size_of
 from harness.system import installed_version, replaced
 
 FEW_ROWS = 8
+"""Where bitsandbytes' tables cannot be read, its own 4-bit kernel is taken to run below so many rows."""
 
 
 @cache
 def bitsandbytes_cuda() -> Any:
-    """bitsandbytes' module of CUDA operators, which also imports where torch has no CUDA; None if it has not
-    these names.
+    """bitsandbytes' module of CUDA operators, imported in such a way that torch needs no CUDA; None where a
+    release lacks the names that are used here.
     """
     try:
         with replaced(torch._C, "_cuda_getCurrentRawStream", None):
@@ -33,7 +34,7 @@ def bitsandbytes_cuda() -> Any:
 
 
 def unasked_tables(operators: Iterable[str]) -> list[str]:
-    """A warning where one of these operators ("aten::mm") is decided by tables that could not be asked."""
+    """A warning if one of the operators ("aten::mm") depends on bitsandbytes tables that cannot be read."""
     if "bitsandbytes::gemm_4bit" not in operators or bitsandbytes_cuda() is not None:
         return []
     release = installed_version("bitsandbytes")
@@ -74,10 +75,10 @@ def gemm_4bit(
 def reads_4bit_weights(
     rows: int, weight_shape: Sequence[int], block_size: int, dtype: torch.dtype, gpu: Gpu
 ) -> bool:
-    """Whether bitsandbytes' own kernel runs, not dequantize and multiply.
+    """Whether bitsandbytes runs its own kernel, instead of dequantizing the weight and multiplying.
 
-    By rows, shape, dtype and GPU it looks into tables of its own, which are asked here. Where they cannot be
-    asked (after a change of names): below FEW_ROWS.
+    It decides by rows, shape, dtype and GPU from tables of its own, which are asked here. Where they cannot
+    be asked (a release may rename them), its own kernel is taken to run below FEW_ROWS rows.
     """
     if weight_shape[1] % block_size != 0:
         return False
@@ -92,9 +93,9 @@ def reads_4bit_weights(
 
 
 def _int8_product_result(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
-    """A (rows, in) quantized, times B (out, in) int8, in A's dtype; and A's columns with outliers: none.
+    """The product of int8 A (rows, in) and B (out, in) in A's dtype, and A's columns with outliers: none.
 
-    bitsandbytes' own shape function asks for a size that depends on the values, which meta has not.
+    bitsandbytes' own shape function needs a size that depends on values, which shape-only tensors lack.
     """
     given, quantized, weight = args[:3]
     out = torch.empty((*quantized.shape[:-1], weight.shape[0]), dtype=given.dtype, device=given.device)
@@ -103,7 +104,7 @@ def _int8_product_result(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Ten
 
 @kernel("bitsandbytes::int8_mixed_scaled_mm", result=_int8_product_result)
 def int8_product(script: Script, A: Tensor, CA: Tensor, CB: Tensor) -> None:
-    """Without outliers: int32 products, dequantized to fp16, converted."""
+    """Without outliers: int32 products, which are dequantized to fp16 and converted to A's dtype."""
     elements = prod(CA.shape[:-1]) * CB.shape[0]
     products = script.take(elements * 4)
     half = script.take(0 if A.dtype == torch.float16 else elements * 2)
@@ -112,7 +113,7 @@ def int8_product(script: Script, A: Tensor, CA: Tensor, CB: Tensor) -> None:
 
 
 def _int8_quantized(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Row-wise int8, fp32 scales, and the columns with outliers: they depend on the values, say none."""
+    """Row-wise int8, fp32 scales, and the columns with outliers, which depend on values: taken to be none."""
     rows = args[0]
     quantized = torch.empty_like(rows, dtype=torch.int8)
     scales = torch.empty(rows.shape[:-1].numel(), dtype=torch.float32, device=rows.device)
@@ -121,7 +122,7 @@ def _int8_quantized(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, 
 
 @kernel("bitsandbytes::int8_vectorwise_quant", result=_int8_quantized)
 def int8_quantize(script: Script, A: Tensor, threshold: float, gpu: Gpu) -> None:
-    """Which columns have outliers is found with torch operators."""
+    """Torch operators find the columns with outliers, and have temporaries of their own."""
     script.output(1, 0)
     if threshold > 0:
         magnitude = script.take(size_of(A))
@@ -136,7 +137,7 @@ def int8_quantize(script: Script, A: Tensor, threshold: float, gpu: Gpu) -> None
 
 @kernel("bitsandbytes::quantize_4bit bitsandbytes::quantize_blockwise")
 def quantize_blocks(script: Script, A: Tensor) -> None:
-    """The scales come first."""
+    """The scales are allocated before the quantized values."""
     copy = None if A.is_contiguous() else script.take(size_of(A))
     script.output(1, 0)
     script.free(copy)

@@ -19,7 +19,7 @@ from harness.kernels.script import Script
 from harness.units import ceil_div
 
 Dims = int | Sequence[int] | None
-"""Dimensions as operators are given them; none of them: all."""
+"""Dimensions as an operator is given them; None or an empty sequence stands for all."""
 MAX_THREADS = 512  # mnt_wrapper
 WARP = 32
 INT32_MAX = 2**31 - 1
@@ -30,7 +30,7 @@ class Kernel:
     """How a reduction's kernel is instantiated."""
 
     accumulate_bytes: int
-    """sizeof(arg_t): what is staged, for each output and block."""
+    """sizeof(arg_t): the bytes that each block stages for each output."""
     vector: int = 4
     """input_vec_size: elements one load reads where the input is contiguous along the reduction."""
 
@@ -48,7 +48,8 @@ class Dim:
 def reduce(
     script: Script, input: Tensor, dims: Dims, out_dtype: torch.dtype, kernel: Kernel, gpu: Gpu
 ) -> None:
-    """What one reduction of `input` over `dims` takes and frees; its output is there already."""
+    """What one reduction of `input` over `dims` takes and frees, put into `script`; its output exists
+    already."""
     if input.numel() == 0:
         return
     iterator = iterator_dims(input, dims, out_dtype)
@@ -138,7 +139,7 @@ def fits_32_bit(dims: Sequence[Dim], input_bytes: int, output_bytes: int) -> boo
 
 
 def split_to_32_bit(dims: list[Dim], input_bytes: int, output_bytes: int) -> list[list[Dim]]:
-    """Halves of the dimension that reaches furthest, until each part can be indexed with an int."""
+    """Halve the dimension that reaches furthest, again and again, until an int can index each part."""
     if fits_32_bit(dims, input_bytes, output_bytes):
         return [dims]
     at = max(reversed(range(len(dims))), key=lambda i: _extent(dims[i]))

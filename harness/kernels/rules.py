@@ -1,4 +1,4 @@
-"""Reductions, softmax, normalization and indexing: what each takes inside on CUDA.
+"""Reductions, softmax, normalization, `where` and others: what each allocates inside on CUDA.
 
 Each rule names its source under pytorch's aten/src/ATen/native.
 """
@@ -53,8 +53,8 @@ def all_any(script: Script, self: Tensor, gpu: Gpu, dim: Dims = None) -> None:
 
 @kernel("amax max min")
 def extreme(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: Any = None) -> None:
-    """cuda/ReduceMaxValuesKernel.cu, over everything or with amax's dims. With indices: cuda/TensorCompare.cu
-    works row by row.
+    """cuda/ReduceMaxValuesKernel.cu, over everything or over amax's dims. Where indices are returned too,
+    cuda/TensorCompare.cu works row by row and stages nothing.
     """
     if len(outputs) > 1:
         script.output(0, 1)
@@ -70,7 +70,7 @@ def extreme(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: Any =
 
 @kernel("argmax")
 def place_of_largest(script: Script, self: Tensor, gpu: Gpu, dim: Dims = None) -> None:
-    """cuda/ReduceArgMaxKernel.cu: a value and its place, as int64, are staged."""
+    """cuda/ReduceArgMaxKernel.cu: a value and its position, as int64, are staged."""
     script.output(0)
     reduce(script, self, dim, torch.int64, Kernel(16), gpu)
 
@@ -190,6 +190,7 @@ def layer_norm_backward(
 
 
 def _present(outputs: Outputs) -> list[int]:
+    """The positions of the outputs that are returned; the others are None."""
     return [i for i, value in enumerate(outputs) if isinstance(value, Tensor)]
 
 

@@ -8,34 +8,34 @@ from torch import Tensor
 
 
 class Take(NamedTuple):
-    """Allocate a temporary of that many bytes. The n-th Take of a script is its temporary n."""
+    """Allocate a temporary of `size_bytes`. The n-th Take of a script, counted from 0, is temporary n."""
 
     size_bytes: int
     workspace: bool = False
-    """Of a library or a kernel's splits: how much of it is written and read nobody knows."""
+    """Whether it is a library's or a kernel's staging area, of which it is not known how much is used."""
 
 
 class Free(NamedTuple):
-    """Free a temporary."""
+    """Free the temporary of this number."""
 
     temporary: int
 
 
 class Output(NamedTuple):
-    """Allocate the storage of an output: its position in what the operator returns."""
+    """Allocate the storage of the output at position `index` in what the operator returns."""
 
     index: int
 
 
 class Keep(NamedTuple):
-    """Allocate what a library keeps for the calling thread, unless it has it already."""
+    """Allocate a workspace that a library keeps for the calling thread, unless the thread has one already."""
 
     library: str
     size_bytes: int
 
 
 class Unknown(NamedTuple):
-    """Nobody has looked at what the kernels take when they are called so."""
+    """Nobody has looked at what the kernels allocate in this kind of call, which `how` describes."""
 
     how: str
 
@@ -51,7 +51,7 @@ class Script:
     _taken: int = 0
 
     def take(self, size_bytes: int, *, workspace: bool = False) -> int | None:
-        """A temporary; the returned handle goes to `free`."""
+        """Allocate a temporary. Returns its handle, for `free`; None for 0 bytes."""
         if size_bytes == 0:
             return None
         self.steps.append(Take(size_bytes, workspace))
@@ -63,23 +63,23 @@ class Script:
         self.steps.extend(Free(handle) for handle in handles if handle is not None)
 
     def briefly(self, size_bytes: int, *, workspace: bool = False) -> None:
-        """A temporary that is freed before anything else is allocated."""
+        """Allocate a temporary and free it before anything else is allocated."""
         self.free(self.take(size_bytes, workspace=workspace))
 
     def output(self, *indices: int) -> None:
-        """The storages of these outputs, in this order."""
+        """Allocate the storages of these outputs, in this order."""
         self.steps.extend(Output(index) for index in indices)
 
     def unknown(self, how: str) -> None:
-        """Say that nobody has looked at the operator when it is called so."""
+        """Note that nobody has looked at this kind of call, which `how` describes."""
         self.steps.append(Unknown(how))
 
     def keep(self, library: str, size_bytes: int) -> None:
-        """What a library keeps for the calling thread."""
+        """Allocate a library's workspace of the calling thread, which it keeps."""
         if size_bytes:
             self.steps.append(Keep(library, size_bytes))
 
 
 def size_of(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
-    """Bytes of a contiguous copy of `tensor`, in its own dtype unless told."""
+    """Bytes of a contiguous copy of `tensor`, in `dtype` or else in its own."""
     return tensor.numel() * (dtype or tensor.dtype).itemsize

@@ -1,4 +1,4 @@
-"""What sorting and scanning on CUDA take from the caching allocator.
+"""What sorting, scanning and indexing on CUDA take from the caching allocator.
 
 CUB asks its caller for one scratch buffer (formula/scratch.py); ATen/cuda/cub.cuh gives it one from the
 caching allocator. Its size follows from cub's tuning tables: how many elements one thread block handles.
@@ -48,7 +48,7 @@ def scan_tile(item_bytes: int) -> int:
 
 
 def unique_scratch(count: int, gpu: Gpu) -> int:
-    """DeviceSelect::UniqueByKey of 8-byte keys: a scan with tiles of its own.
+    """Scratch bytes of DeviceSelect::UniqueByKey for `count` 8-byte keys: a scan with tiles of its own.
 
     device/dispatch/tuning/tuning_unique_by_key.cuh: 281 and 291 for compute capability 8.0, 493 and 503 for
     9.0, 734 and 746 for 10.0 and later, with values of 4 and of 8 bytes; 834 and 843 for Turing, 8.6 and 8.9.
@@ -146,8 +146,9 @@ def select_tile(gpu: Gpu) -> int:
 
 
 def positions_of(script: Script, mask: Tensor, gpu: Gpu) -> int | None:
-    """native/cuda/Nonzero.cu: how many there are, and then a column of numbers for each dimension of `mask`.
-    All of it is taken to be true where its values are not known (simulate/cuda/known_values.py)."""
+    """The positions where `mask` is true, native/cuda/Nonzero.cu: their number, then an int64 for each one
+    and each dimension of `mask`. Returns the handle of the positions, which the caller frees. Every element
+    counts as true where the values are not known (simulate/cuda/known_values.py)."""
     count, blocks = mask.numel(), 5 * gpu.sm_count * (gpu.threads_per_sm // 256)
     values: Tensor | None = getattr(mask, "known_values", None)
     true = count if values is None else int(values.sum())
@@ -162,8 +163,8 @@ def positions_of(script: Script, mask: Tensor, gpu: Gpu) -> int | None:
 
 @kernel("masked_scatter")
 def masked_scatter(script: Script, self: Tensor, mask: Tensor) -> None:
-    """native/cuda/IndexKernel.cpp, masked_scatter__cuda: how many of the mask, which is as large as what it
-    masks, stand before each place."""
+    """native/cuda/IndexKernel.cpp, masked_scatter__cuda: for each place, as an int64, how many true values of
+    the mask (expanded to the shape of `self`) come before it."""
     script.output(0)
     before = script.take(self.numel() * INDEX_BYTES)
     whole = mask.expand(self.shape)
@@ -174,7 +175,7 @@ def masked_scatter(script: Script, self: Tensor, mask: Tensor) -> None:
 
 @kernel("masked_scatter_backward")
 def masked_scatter_backward(script: Script, grad_output: Tensor, mask: Tensor, gpu: Gpu) -> None:
-    """native/TensorAdvancedIndexing.cpp: masked_select, which is an index."""
+    """native/TensorAdvancedIndexing.cpp: masked_select, which indexes with the mask."""
     values = getattr(mask, "known_values", None)
     mask = mask.expand(grad_output.shape)
     if values is not None:
@@ -186,7 +187,8 @@ def masked_scatter_backward(script: Script, grad_output: Tensor, mask: Tensor, g
 
 @kernel("repeat_interleave")
 def repeat_interleave(script: Script, repeats: Tensor) -> None:
-    """native/Repeat.h, repeat_interleave_common: where each begins, and whether none is negative."""
+    """native/Repeat.h, repeat_interleave_common: where each repeated value begins, and the check that no
+    count is negative."""
     count = repeats.numel()
     begins = script.take(count * INDEX_BYTES)
     script.briefly(scan_scratch(count, INDEX_BYTES, scan_tile(INDEX_BYTES)))
@@ -224,10 +226,10 @@ def index_put(
     gpu: Gpu,
     unsafe: bool = False,
 ) -> None:
-    """To accumulate with an index for each of the first dimensions, or a mask of them, the places are sorted
-    with their positions.
+    """With `accumulate`, and an index or a mask for the first dimensions, the linear indices are sorted with
+    their positions.
 
-    ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel. Unless `unsafe` bounds are looked at first.
+    ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel. Unless `unsafe`, bounds are checked first.
     """
     if outputs[0] is not self:
         script.output(0)
@@ -238,8 +240,8 @@ def index_put(
     count, masks = index.numel(), index.dtype == torch.bool
     columns = positions_of(script, index, gpu) if masks else None
     indexed = index.dim() if masks else len(given)
-    for each in () if unsafe else given:
-        _bounds(script, each, gpu)
+    for checked in () if unsafe else given:
+        _bounds(script, checked, gpu)
     list_bytes = count * INDEX_BYTES
     wrapped, linear = script.take(list_bytes), script.take(list_bytes)
     script.free(wrapped)
@@ -253,6 +255,7 @@ def index_put(
 
 
 def _bounds(script: Script, index: Tensor, gpu: Gpu) -> None:
+    """The check of an index: its smallest and its largest value are found and compared with the bounds."""
     if gpu.torch.finds_both_bounds_at_once:
         smallest, largest = script.take(INDEX_BYTES), script.take(INDEX_BYTES)
         reduce(script, index, (), index.dtype, Kernel(2 * INDEX_BYTES), gpu)

@@ -1,6 +1,6 @@
 """Operators whose CUDA kernels take nothing but their outputs, each with the reason why.
 
-Somebody has looked at their sources, under pytorch's aten/src/ATen/native unless told.
+Each reason was read in the sources that the comments name, under pytorch's aten/src/ATen/native.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from harness.kernels.operators import declare, returns_first, returns_nothing
 
 
 def _read_back(func: Any, args: Any, kwargs: Any) -> Any:
-    """A value read by the host. Shapes have none, so each place that reads one has a defined answer.
+    """A value that the host reads from a tensor. Shape-only tensors have none, so each dtype has its answer.
 
     bool: True. transformers asks whether no document boundary was found in position_ids: there is none.
     float: 0.0. GradScaler sums its found_inf: no gradient overflowed.
@@ -27,7 +27,7 @@ def _read_back(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _back_to_host(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the host reads back is what it had sent: DDP's order of gradients, by way of rank 0."""
+    """A copy to the host gives what the host had sent: DDP's order of gradients, by way of rank 0."""
     return args[0] if args[1].is_meta and not args[0].is_meta else NotImplemented
 
 
@@ -37,7 +37,9 @@ def _log_sigmoid(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
 
 
 def _initialized(func: Any, args: Any, kwargs: Any) -> Tensor:
-    """Initial values. peft makes adapters in host memory and moves them: nobody reads those either."""
+    """A tensor filled with initial values, without filling it where no value is ever read: on meta, and in
+    the adapters that peft makes in host memory and then moves.
+    """
     tensor = args[0]
     if tensor.device.type == "meta" or isinstance(tensor, torch.nn.Parameter):
         return tensor
@@ -58,7 +60,7 @@ declare(
     nothing=ELEMENTWISE,
 )
 declare("log_sigmoid_forward", nothing=ELEMENTWISE, result=_log_sigmoid)
-declare("addcmul_", nothing=ELEMENTWISE, unread=2)  # the gradient squared: it is given it twice
+declare("addcmul_", nothing=ELEMENTWISE, unread=2)  # the gradient squared: both factors are the same tensor
 # cuda/Foreach*.cu, cuda/AmpKernels.cu, cuda/fused_adam_*.cu: cuda/MultiTensorApply.cuh has the addresses
 # in the kernel's arguments. Lists that are too mixed for that run the elementwise operator on each.
 LISTS = "lists of tensors: their addresses are arguments of the kernel"
@@ -81,7 +83,7 @@ declare("_amp_update_scale_", nothing=LISTS, result=returns_first)
 FILLED = "made or filled by one kernel, or by none"
 declare("arange eye full linspace ones randn scalar_tensor zeros", nothing=FILLED)
 declare("empty empty_like empty_strided new_empty new_empty_strided", nothing=FILLED, launches=False)
-# asked for its shape
+# the argument is given for its shape alone
 declare("new_full new_ones new_zeros full_like ones_like zeros_like", nothing=FILLED, unread=0)
 declare("fill_", nothing=FILLED, unread=0)
 declare("normal_ uniform_ zero_", nothing=FILLED, unread=0, result=_initialized)
@@ -124,7 +126,7 @@ declare(
     nothing="products into a part of the output",
 )
 
-# Of these only the bytes they move are known: what they take inside nobody has looked at.
+# Of these only the bytes that they move are known. What they allocate inside has not been looked at.
 declare("lift_fresh", launches=False)
 declare("bernoulli_ _foreach_zero_ rand_like", unread=0)
 declare("index_copy_", scatters=True)

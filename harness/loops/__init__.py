@@ -1,5 +1,6 @@
-"""Loops that are not ours, recorded as `harness run` records its own: steps and phases found by public hooks,
-or named by whoever writes the loop; one recorder, and an adapter for a command, a `with`, and two trainers.
+"""Other people's training loops, recorded as `harness run` records its own: hooks find steps and phases, or
+the loop's author names them. There is one recorder, with adapters for a command, a `with` block and two
+trainers.
 """
 # pyright: reportUnusedImport=false
 

@@ -1,4 +1,6 @@
-"""A process that runs out of memory before a loop begins: what is on the device, and what was to come."""
+"""What a watched process that runs out of memory before its first step has on the device, and what is
+missing.
+"""
 
 import gc
 from collections import Counter
@@ -11,18 +13,18 @@ from harness.system import complain
 from harness.units import counted, in_gib
 
 MOST_SIZES = 3
-"""Of tensors, that are named."""
+"""How many sizes of tensors are named."""
 
 
 def tell_shortage() -> None:
-    """Say it, of a process that dies of it: its traceback still holds what it was making."""
+    """Say on stderr what the device holds, while the error's traceback still holds what was being made."""
     complain(shortage_in_words(), 1)
 
 
 def shortage_in_words() -> str:
-    """One paragraph about the current device."""
+    """One paragraph: what the current device holds, and how much of the largest model is on it."""
     device = torch.cuda.current_device()
-    living = gc.get_objects()  # asked for their type: proxies would import what they stand for
+    living = gc.get_objects()  # not isinstance: it would make proxies import what they stand for
     modules = [each for each in living if issubclass(type(each), nn.Module)]
     sizes = _on_the_device(each for each in living if issubclass(type(each), Tensor))
     named = [f"{count:,} of {in_gib(size)}" for size, count in _largest(sizes)]
@@ -55,6 +57,6 @@ def _on_the_device(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 
 def _largest(sizes: dict[int, int]) -> list[tuple[int, int]]:
-    """Sizes and how many have them: those that together take the most."""
+    """(bytes, how many storages have that size) of the MOST_SIZES sizes that take the most in all."""
     counts = Counter(sizes.values())
     return sorted(counts.items(), key=lambda each: -each[0] * each[1])[:MOST_SIZES]

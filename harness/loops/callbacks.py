@@ -15,6 +15,7 @@ class _Watching:
         self._steps, self._out = steps, out
         self._finder: LoopFinder | None = None
         self._end: Any = None
+        """Ends the watching."""
 
     def _begins(self) -> None:
         if not watched_already():

@@ -4,12 +4,12 @@
 - backward is torch.autograd.backward, the outermost call;
 - optimizer_step is from the last backward of a step to the end of the optimizer's step;
 - between is what follows, until a batch is taken from a DataLoader (data) or the next forward begins;
-- evaluation is a trained model that is called in eval mode, with the taking of its batches; generation is one
-  called without gradients by a function named generate, outside of an evaluation; saving is torch.save and
+- evaluation is a call of a trained model in eval mode, with the taking of its batches; generation is a call
+  without gradients by a function named generate, outside of an evaluation; saving is torch.save and
   safetensors' save_file.
-- A step ends with a step of the optimizer that was seen last: of two that take turns, after the second.
+- A step ends when the optimizer steps that was seen last: where two take turns, the second one.
 
-The global module hook is there only while no module runs: what a model calls runs as it would unwatched.
+The global module hook is set only while no module runs: what a model calls runs as it would unwatched.
 """
 
 import functools
@@ -34,9 +34,9 @@ from harness.loops.wraps import Wraps
 from harness.virtual_gpu import clock_stopped, emulated_device
 
 MOST_STEPS_OF_OTHERS = 100
-"""Steps of other optimizers after which one that no longer steps ends no step any more."""
+"""After so many steps of other optimizers, an optimizer that no longer steps is not waited for any more."""
 DEEPEST_GENERATE = 40
-"""Frames above a model's call among which its `generate` is looked for."""
+"""How many frames above a model's call are searched for `generate`."""
 LOOKED_FOR = (
     "calls of torch.nn.Module with gradients (forward), torch.autograd.backward or Tensor.backward, and "
     "torch.optim.Optimizer.step, which ends a step"
@@ -45,68 +45,76 @@ NO_DATA_PARALLEL = (
     "torch.nn.DataParallel runs copies of the model in threads, which nobody can follow. Use one process a "
     "GPU instead: torchrun with DistributedDataParallel, which is watched a rank each."
 )
-_Told = TypeVar("_Told", bound=Callable[..., Any])
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _safely(told: _Told) -> _Told:
-    """A failure of the watching ends the watching, not the program."""
+def _safely(method: _Method) -> _Method:
+    """A decorator of what hooks call: its failure ends the watching, not the program. It does nothing under a
+    compiler's trace, once the recording is over, and in another thread than the loop's.
+    """
 
-    @functools.wraps(told)
-    def tell(self: "LoopFinder", *args: Any, **kwargs: Any) -> None:
-        if torch.compiler.is_compiling():  # first: what is traced with us in it would be without us
+    @functools.wraps(method)
+    def safe(self: "LoopFinder", *args: Any, **kwargs: Any) -> None:
+        if torch.compiler.is_compiling():  # checked first, so that the trace holds nothing of this function
             return
         if self.recorder.over:
             return
         if threading.get_ident() != self._thread:
-            if self._depth:  # a checkpoint is computed again, in autograd's thread of a GPU
+            if self._depth:  # activation checkpointing recomputes, in autograd's thread of a GPU
                 self._calls_in_backward = True
             return
         try:
-            if not self._is_virtual:  # else with calls that a timed step would notice
-                told(self, *args, **kwargs)
+            if not self._is_virtual:  # stopping a clock would cost time in a timed step
+                method(self, *args, **kwargs)
                 return
             with clock_stopped():
-                told(self, *args, **kwargs)
+                method(self, *args, **kwargs)
         except Exception as error:
             self.stop()
             self.recorder.give_up(error)
 
-    return tell  # type: ignore[return-value]
+    return safe  # type: ignore[return-value]
 
 
 class LoopFinder:
-    """Tells a recorder what happens in this thread, from now on until `stop`."""
+    """Tells a recorder what happens in the thread that makes it, from then on until `stop`."""
 
     def __init__(self, recorder: LoopRecorder, *, counts_steps: bool = True) -> None:
-        """Without `counts_steps` somebody else says where steps begin and end."""
+        """`counts_steps`: false where the user's code says where steps begin and end."""
         self.recorder = recorder
         self.counts_steps = counts_steps
         self.seen = {"forward": 0, "backward": 0, "optimizer step": 0}
         """How often each was seen."""
         self.held = False
-        """While the user names a phase, none is found."""
+        """Whether the user names the phase now, so that no phase is looked for."""
         self._thread = threading.get_ident()
         self._is_virtual = emulated_device() is not None
         self._begun = False
+        """Whether any step has begun."""
         self._stepped: set[int] = set()
+        """The optimizers, by id, that have stepped in this step."""
         self._order: list[int] = []
-        """The optimizers in the order they were seen first, by id."""
+        """The optimizers, by id, in the order in which they were first seen."""
         self._without_last = 0
+        """How often other optimizers have stepped since the last one of `_order` did."""
         self._backwards = 0
-        """Of this step."""
+        """How many backward passes this step has had."""
         self._steps_after: set[int] = set()
         self._steps_after_before: set[int] = set()
-        """After which of its backwards an optimizer stepped, in this step and in the one before."""
+        """After which of its backward passes an optimizer stepped, in this step and in the one before."""
         self._depth = 0
+        """How many backward passes are running, one within another."""
         self._calls_in_backward = False
-        """Whether modules were ever called within a backward pass; then nobody looks there any more."""
+        """Whether modules were ever called within a backward pass; then no hook is set there any more."""
         self._trained = TrainedModels()
         self._searched = False
-        """Whether modules that are compiled in place were looked for: no hook finds them."""
+        """Whether modules that were compiled in place have been looked for, which no hook finds."""
         self._unscaled: Tensor | None = None
+        """The loss before a GradScaler scaled it, until backward begins."""
         self._running: RemovableHandle | None = None
         self._outside: RemovableHandle | None = None
-        # torch says that a compiled module's hooks fire once more, which is meant
+        """The hooks on the end of the module that runs, and on the next call of any module."""
+        # torch warns that a compiled module's hooks fire once more, which is intended
         warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
         self._hooks = [
             register_optimizer_step_pre_hook(self._optimizer_begins),
@@ -116,7 +124,7 @@ class LoopFinder:
         self._look_outside(True)
 
     def stop(self) -> None:
-        """Take every hook away."""
+        """Remove every hook and every wrapper."""
         for hook in [*self._hooks, self._outside, self._running]:
             if hook is not None:
                 hook.remove()
@@ -124,7 +132,7 @@ class LoopFinder:
         self._wraps.undo()
 
     def begins_with(self, caller: object) -> None:
-        """What was being called as the watching began."""
+        """Note what was being called as the watching began: a module or an optimizer's step."""
         if isinstance(caller, nn.Module):
             self._module_begins(caller, ())
         elif isinstance(caller, Optimizer):
@@ -132,7 +140,7 @@ class LoopFinder:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a step has begun that no optimizer has ended."""
+        """Whether the last step that has begun was not ended by an optimizer."""
         return not self._is_over()
 
     @property
@@ -141,12 +149,13 @@ class LoopFinder:
         return bool(self._order)
 
     def found(self) -> str:
-        """What was seen, in words."""
+        """How often each kind of call was seen, in words."""
         return ", ".join(f"{count} x {name}" for name, count in self.seen.items())
 
     # Modules.
 
     def _look_outside(self, on: bool) -> None:
+        """Set or remove the hook on the next call of any module."""
         if on and self._outside is None and self._hooks:
             self._outside = register_module_forward_pre_hook(self._module_begins)
         elif not on and self._outside is not None:
@@ -206,27 +215,28 @@ class LoopFinder:
         self._call_begins(module)
 
     def _kind_of(self, module: nn.Module) -> str | None:
-        """The phase that a call of this module belongs to; None for the one that runs."""
+        """The phase that a call of this module belongs to; None for the phase that runs already."""
         phase = self.recorder.phase
         with_grad = torch.is_grad_enabled()
         if not with_grad and _in_generate():
             return "evaluation" if phase == "evaluation" else "generation"
-        was = self._trained.mode_of(module)
-        another = was is None and not with_grad and (self._trained.any or phase == "forward")
+        was_training = self._trained.mode_of(module)
+        untrained = was_training is None and not with_grad and (self._trained.any or phase == "forward")
         # a loss function, a frozen encoder, a reference model
-        if another or not self.recorder.kept.trains(module):
+        if untrained or not self.recorder.kept.trains(module):
             return None if phase in ("forward", "evaluation", "generation") else "forward"
         if module.training:
             return "forward"
-        return "evaluation" if was or not with_grad else "forward"
+        return "evaluation" if was_training or not with_grad else "forward"
 
     # Steps.
 
     def _is_over(self) -> bool:
+        """Whether this step's last optimizer has stepped."""
         return bool(self._order) and self._order[-1] in self._stepped
 
     def _in_step(self) -> None:
-        """Something of a step happens: of the next one, if the optimizer has stepped."""
+        """Note that something of a step happens: it begins the next step if this one is over."""
         if not self.counts_steps:
             return
         if self._begun and not self._is_over():
@@ -237,7 +247,7 @@ class LoopFinder:
         self.step_begins()
 
     def step_begins(self) -> None:
-        """The first step, or another one."""
+        """A step begins, the first or another one."""
         self._stepped.clear()
         self._steps_after_before, self._steps_after = self._steps_after, set()
         self._backwards = 0
@@ -283,7 +293,7 @@ class LoopFinder:
 
     @contextmanager
     def backward_runs(self, tensors: Any, *_: Any, **__: Any) -> Iterator[None]:
-        """Around torch.autograd.backward; of calls within another, nothing is said."""
+        """Around torch.autograd.backward; only the outermost call counts."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -336,7 +346,7 @@ class LoopFinder:
 
     @contextmanager
     def scaler_steps(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Iterator[None]:
-        """Around GradScaler.step, which may leave the optimizer's step out."""
+        """Around GradScaler.step, which may skip the optimizer's step."""
         self._optimizer_begins(optimizer)
         yield
         self._scaler_stepped(optimizer)
@@ -375,6 +385,7 @@ class LoopFinder:
 
 
 def _in_generate() -> bool:
+    """Whether a function named generate is among the callers."""
     frame: Any = sys._getframe(2)
     for _ in range(DEEPEST_GENERATE):
         if frame is None:

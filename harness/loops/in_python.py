@@ -15,7 +15,7 @@ from harness.loops.process import recorder_of_script, watched_already
 from harness.step_profile import OTHER_PHASES, PHASES
 from harness.system import complain
 
-_One = TypeVar("_One")
+_Item = TypeVar("_Item")
 
 
 class watch:
@@ -47,8 +47,8 @@ class watch:
         self._recorder = recorder_of_script(steps, out)
         for each in models:
             self._recorder.kept.add_model(each)
-        for one in optimizers:
-            self._recorder.kept.add_optimizer(one)
+        for each in optimizers:
+            self._recorder.kept.add_optimizer(each)
         self._finder: LoopFinder | None = None
 
     @property
@@ -67,7 +67,7 @@ class watch:
         return self
 
     def step(self) -> None:
-        """A step is over: the optimizer has stepped."""
+        """Say that a step is over: the optimizer has stepped."""
         if self._finder is None or self._recorder.over:
             return
         try:
@@ -80,8 +80,8 @@ class watch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Everything inside is `name`: data, forward, backward, optimizer_step, between, evaluation,
-        generation or saving.
+        """Everything inside belongs to the phase `name`: data, forward, backward, optimizer_step, between,
+        evaluation, generation or saving. Raises InputError for another name.
         """
         if name not in (*PHASES, *OTHER_PHASES):
             raise InputError(f"phase {name!r}: give one of {', '.join((*PHASES, *OTHER_PHASES))}.")
@@ -112,8 +112,9 @@ class watch:
             self._recorder.finish(unfinished=True)
 
 
-def _all_of(given: _One | Iterable[_One], kind: type[_One]) -> list[_One]:
-    """One or several of a kind, as a list."""
+def _all_of(given: _Item | Iterable[_Item], kind: type[_Item]) -> list[_Item]:
+    """One object or several of the class `kind`, as a list. Raises InputError for an object of another
+    class."""
     several = [given] if isinstance(given, kind) or not isinstance(given, Iterable) else list(given)
     for each in several:
         if not isinstance(each, kind):

@@ -1,6 +1,6 @@
-"""The models and optimizers of a loop that is not ours: whose tensors are parameters and optimizer state.
+"""The models and optimizers of a watched loop, whose tensors are its parameters and its optimizer state.
 
-Held weakly: what the program lets go is gone.
+They are held weakly: what the program drops is gone.
 """
 
 import weakref
@@ -16,60 +16,60 @@ _Seen = TypeVar("_Seen")
 
 
 class Kept:
-    """An Owner (observe/labels.py) of everything that was seen so far, as if it were one model and one
+    """All models and optimizers that were seen so far, as an Owner (observe/labels.py) of one model and one
     optimizer.
     """
 
     def __init__(self) -> None:
         self._models: dict[int, weakref.ref[nn.Module]] = {}
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
-        """By id, in the order they were seen."""
+        """Both by id, in the order in which they were seen."""
         self._trained: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Tensor]] = weakref.WeakKeyDictionary()
-        """A weight of each model that a gradient was wanted of, which is looked at first."""
+        """Of each model a weight that required a gradient, which `trains` looks at first."""
         self.scaler: torch.amp.GradScaler | None = None
 
     def add_model(self, model: nn.Module) -> None:
-        """Seen again it changes nothing."""
+        """Note a model; one that was seen before changes nothing."""
         _add(self._models, model)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Seen again it changes nothing."""
+        """Note an optimizer; one that was seen before changes nothing."""
         _add(self._optimizers, optimizer)
 
     def models(self) -> Iterator[nn.Module]:
-        """Those that are still there, in the order they were seen."""
+        """The models that still exist, in the order in which they were seen."""
         return (model for known in self._models.values() if (model := known()) is not None)
 
     def optimizers(self) -> Iterator[Optimizer]:
-        """Those that are still there, in the order they were seen."""
+        """The optimizers that still exist, in the order in which they were seen."""
         return (optimizer for known in self._optimizers.values() if (optimizer := known()) is not None)
 
     @property
     def model(self) -> nn.Module:
-        """All models; of a loop that calls no module, what its optimizers step."""
+        """All models in one; for a loop that calls no module, the weights that its optimizers step."""
         models = [*self.models()]
-        together = models[0] if len(models) == 1 else nn.ModuleList(models)  # one keeps its modules' names
+        together = models[0] if len(models) == 1 else nn.ModuleList(models)  # a single one keeps its names
         if any(True for _ in together.parameters()):
             return together
         return nn.ParameterList(weight for group in self.param_groups for weight in group["params"])
 
     @property
     def optimizer(self) -> Any:
-        """All optimizers: this object has their `param_groups` and `state`."""
+        """All optimizers in one: this object has their `param_groups` and `state`."""
         return self
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Of all optimizers."""
+        """The parameter groups of all optimizers."""
         return [group for optimizer in self.optimizers() for group in optimizer.param_groups]
 
     @property
     def state(self) -> dict[Any, Any]:
-        """Of all optimizers."""
+        """The state of all optimizers."""
         return {key: value for optimizer in self.optimizers() for key, value in optimizer.state.items()}
 
     def trains(self, model: nn.Module) -> bool:
-        """Whether a gradient is wanted of any of its weights."""
+        """Whether any weight of `model` requires a gradient."""
         known = self._trained.get(model)
         weight = known() if known is not None else None
         if weight is None or not weight.requires_grad:
@@ -79,7 +79,7 @@ class Kept:
         return weight is not None
 
     def gradients(self) -> Iterator[Tensor]:
-        """Those that are there now."""
+        """The gradients that exist now, of the weights that optimizers step."""
         weights = (weight for group in self.param_groups for weight in group["params"])
         return (weight.grad for weight in weights if weight.grad is not None)
 
@@ -92,7 +92,7 @@ def _add(seen: dict[int, weakref.ref[_Seen]], one: _Seen) -> None:
 
 
 def tensors_in(*values: Any) -> Iterator[Tensor]:
-    """Tensors in nested lists, tuples and dicts (a batch), each where it is found."""
+    """The tensors in nested lists, tuples and dicts, such as a batch; one in two places comes twice."""
     waiting: list[Iterable[Any]] = [values]
     while waiting:
         for value in waiting.pop():

@@ -1,4 +1,4 @@
-"""The loss of each step, read without making anybody wait: copied to the host as it is made, read later."""
+"""The loss of each step, read without a synchronization: copied to the host as it is made, and read later."""
 
 import torch
 from torch import Tensor
@@ -10,9 +10,10 @@ class Losses:
     def __init__(self) -> None:
         self._of_step: list[float | Tensor | None] = []
         self._free: dict[torch.dtype, list[Tensor]] = {}
+        """Pinned scalars that are not in use, by dtype."""
 
     def add(self, root: Tensor) -> None:
-        """One of the step's losses; a root that is no single number is none."""
+        """Add one of the step's losses. A root that is not a single number counts as unknown."""
         if root.numel() != 1 or not root.is_floating_point() or root.device.type == "meta":
             self._of_step.append(None)
         elif root.device.type == "cpu":
@@ -26,7 +27,8 @@ class Losses:
         return found
 
     def value(self, losses: list[float | Tensor | None]) -> float | None:
-        """Their sum, once the step's work is done; None where one is not known. To be asked once."""
+        """The sum of a step's `losses`, to be asked once, when the step's work is done; None if one is
+        unknown."""
         known = [float(loss) for loss in losses if loss is not None]
         for loss in losses:
             if isinstance(loss, Tensor):

@@ -1,4 +1,4 @@
-"""Watching a whole process: begun by what `harness watch` puts into it, ended with it."""
+"""Watches a whole process, from when the code that `harness watch` puts into it calls, to its end."""
 
 import atexit
 import os
@@ -16,11 +16,11 @@ from harness.system import complain
 
 
 def recorder_of_script(steps: tuple[int, int], out: str | Path | None) -> LoopRecorder:
-    """Records `steps` (first and last, counted from 1) into `out`, or profiles/runs/<script>-<time>.
+    """A recorder of `steps` (first and last, counted from 1) into `out`, or profiles/runs/<script>-<time>.
 
     Raises InputError for impossible steps, and for a folder that is taken or cannot be written.
     """
-    # whoever calls gives anything
+    # a caller's script may give anything
     several: object = list(steps) if isinstance(steps, tuple | list) else steps
     if not (
         isinstance(several, list)
@@ -40,23 +40,23 @@ def recorder_of_script(steps: tuple[int, int], out: str | Path | None) -> LoopRe
 
 
 _active: list[LoopFinder] = []
-"""The one that watches this process, if there is one."""
+"""The finder that watches this process, or none."""
 
 
 def watched_already() -> bool:
-    """Whether somebody watches this process."""
+    """Whether this process is watched now."""
     return any(not finder.recorder.over for finder in _active)
 
 
 def watch_process(out: Path, command: list[str], steps: tuple[int, int], caller: object) -> None:
-    """Watch this process from now on until it ends, for `harness watch`. `caller`: the module that is being
-    called just now, or the optimizer that is stepping: no hook that is put in now hears of that.
+    """Watch this process from now until it ends, for `harness watch`. `caller`: the module that is being
+    called or the optimizer that is stepping at this moment, which hooks that are added now do not see.
     """
     if watched_already():
         return
     try:
         path = own_folder(out)
-        if any(os.path.lexists(path / name) for name in FILES):  # by another process of the command
+        if any(os.path.lexists(path / name) for name in FILES):  # written by another process of the command
             path = path / f"process-{os.getpid()}"
         folder = RunFolder(path, "watch", command)
     except HarnessError as error:
@@ -68,8 +68,8 @@ def watch_process(out: Path, command: list[str], steps: tuple[int, int], caller:
 
 
 def until_the_end(finder: LoopFinder) -> Callable[[], None]:
-    """Watch until the process ends, of itself or by an exception that nobody catches. Returns what ends it
-    sooner.
+    """Watch until the process ends, by itself or by an exception that nothing catches. Returns a function
+    that ends the watching sooner.
     """
     recorder = finder.recorder
     _active.append(finder)
@@ -80,7 +80,7 @@ def until_the_end(finder: LoopFinder) -> Callable[[], None]:
         before(kind, error, traceback)
 
     def ended() -> None:
-        """The loop is over."""
+        """End the watching and write the profile: the loop is over."""
         atexit.unregister(ended)
         finder.stop()
         if sys.excepthook is died:
@@ -103,7 +103,7 @@ def until_the_end(finder: LoopFinder) -> Callable[[], None]:
         finder.stop()
 
     def left(status: int) -> NoReturn:
-        """Without what Python does at its end, of which `ended` is a part."""
+        """In place of os._exit, which skips the atexit functions, of which `ended` is one."""
         if os.getpid() == process:
             ended()
         leave(status)

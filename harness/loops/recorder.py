@@ -1,8 +1,8 @@
-"""The one recorder of loops that are not ours: steps and phases in, a run folder out.
+"""The one recorder of watched loops: it is told of steps and phases, and writes a run folder.
 
-Whoever finds the steps (hooks, the user, a trainer's callback) tells it where they and their phases begin and
-end. What it knows it asks of the observer that `harness run` has (harness/measure). A failure of its own,
-such as a full disk, is said once on stderr and ends the watching, never the program.
+Whatever finds the steps (hooks, the user, a trainer's callback) tells it where they and their phases begin
+and end. Times and memory come from the observer that `harness run` has (harness/measure). A failure of its
+own, such as a full disk, is said once on stderr and ends the watching, never the program.
 """
 
 import math
@@ -38,14 +38,15 @@ from harness.training import Kind
 from harness.virtual_gpu import emulated_device, where_times_are_from
 
 MOST_TIMES = 1000
-"""Timed steps whose times are kept for the profile: the last ones. All are in the log."""
+"""How many timed steps, the last ones, have their times in the profile. All are in the log."""
 MOST_LOSSES = 100_000
-"""Kept for the profile: of a longer run they are in the log only."""
+"""How many losses the profile holds at most: those of a longer run are in the log only."""
 RUNNING = 2
-"""Steps that a GPU may be behind: times and losses are read that much later, and nobody waits."""
+"""How many steps a GPU may be behind: times and losses are read that much later, without waiting."""
 FIRST_STEPS = 2
-"""The first makes the gradients, and after it there are the optimizer's states."""
+"""How many of the first steps may peak highest: the second is the first one with the optimizer's state."""
 NO_PART_OF_A_STEP = ("evaluation", "saving")
+"""Phases that may come within a step and do not count in its time."""
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -59,30 +60,32 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def own_folder(run: Path) -> Path:
-    """`run`; of one rank of several its folder in it."""
+    """This process's folder: `run`, or on one of several ranks the rank's folder in it."""
     rank, world_size = rank_and_world_size()
     return folder_of_rank(run, rank) if world_size > 1 else run
 
 
 class LoopRecorder:
-    """Steps and phases of one process."""
+    """Records the steps and phases of one process."""
 
     def __init__(self, folder: RunFolder, command: Sequence[str], window: Window = Window()) -> None:  # noqa: B008
         self.folder, self.command, self.window = folder, list(command), window
         self.kept = Kept()
         self.phase = "setup"
-        """The one that runs, or that ran last."""
+        """The phase that runs, or that ran last."""
         self.steps = 0
-        """Begun."""
+        """How many steps have begun."""
         self.over = False
-        """Finished, or given up."""
+        """Whether the recording is finished, or was given up."""
         self._observer: DeviceObserver | None = None
         self._open: AbstractContextManager[None] | None = None
+        """The observer's context of the phase that runs."""
         self._losses = Losses()
         self._tokens = 0
         self._rows: int | None = None
-        """Of the batch that a model was last called with."""
+        """The rows of the batch that a model was last called with."""
         self._waiting: deque[tuple[int, Kind, int | None, dict[str, float], Any]] = deque()
+        """Steps that are not yet in the log: index, kind, tokens, seconds by phase, losses."""
         self._times_s: deque[dict[str, float]] = deque(maxlen=MOST_TIMES)
         self._tokens_of_steps: deque[int | None] = deque(maxlen=MOST_TIMES)
         self._values: list[float | None] = []
@@ -95,7 +98,7 @@ class LoopRecorder:
     # What happens in the loop.
 
     def begin_step(self) -> None:
-        """A step begins, the first one or one after another; the phase is still to be said."""
+        """A step begins; `enter` then says in which phase."""
         self._leave()
         if self._observer is None:
             self._observer = joining_observer(self.kept.model.parameters())
@@ -115,7 +118,7 @@ class LoopRecorder:
                 self._observer.label("gradients", gradient)
 
     def enter(self, phase: str) -> None:
-        """The phase from now on, until another one, or `leave`."""
+        """`phase` begins, and lasts until another one begins or the step ends."""
         running = self._open
         if (running is not None and phase == self.phase) or self._observer is None:
             return
@@ -131,7 +134,7 @@ class LoopRecorder:
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
-        """A phase within another one, which goes on afterwards."""
+        """Inside the block it is `phase`; afterwards the phase before goes on."""
         before = self.phase if self._open is not None else None
         self.enter(phase)
         yield
@@ -139,7 +142,7 @@ class LoopRecorder:
             self.enter(before)
 
     def end_step(self) -> None:
-        """The optimizer has stepped, and what belongs to it is done."""
+        """The step is over: the optimizer has stepped, and what belongs to its step is done."""
         assert self._observer is not None
         self._leave()
         timed = self._kind == "timed"
@@ -149,21 +152,22 @@ class LoopRecorder:
         if self._memory.is_highest(self.steps) and self._followed:
             self._memory.look_back(f"{self.steps}")
         tokens, self._tokens = self._tokens or None, 0
-        # a virtual device's clock does not know of what is recorded
+        # a virtual device's clock is not slowed by the recording of a history
         times_s = self._observer.times_s[-1] if timed or self._emulated else {}
         self._waiting.append((self.steps - 1, self._kind, tokens, times_s, self._losses.of_step()))
         self._log(everything=not timed)
         if self._kind == "recorded" or self.steps == 1:
-            self._write(complete=False)  # who is killed from now on leaves this much
+            self._write(complete=False)  # a program that is killed later leaves this much
 
     def _label_what_stays(self) -> None:
-        """Now: when the program ends, its model may be gone, or on the host."""
+        """Label parameters and optimizer state now: when the program ends, they may be gone or on the
+        host."""
         assert self._observer is not None
         for category, tensor in labelled_tensors(self.kept):
             self._observer.label(category, tensor)
 
     def inputs(self, *values: Any) -> None:
-        """What a model was called with."""
+        """Note what a model was called with: its tensors are inputs, and its token ids are counted."""
         if self._observer is None:
             return
         if self._kind == "recorded" or self._followed:
@@ -178,7 +182,7 @@ class LoopRecorder:
         self._tokens += 0 if ids is None else ids.numel()
 
     def loss(self, value: Tensor) -> None:
-        """What backward begins at, unscaled."""
+        """Note the value that backward begins at, before a scaler scales it."""
         if self._observer is not None and not self._emulated:
             self._losses.add(value)
 
@@ -209,7 +213,7 @@ class LoopRecorder:
         self.finish(complete=False)
 
     def finish(self, *, complete: bool = True, unfinished: bool = False) -> None:
-        """Write the profile, for the last time. `unfinished`: the last step that began is no whole one."""
+        """Write the profile for the last time. `unfinished`: the last step that began has not ended."""
         if self.over or self._observer is None:
             return
         try:
@@ -225,11 +229,11 @@ class LoopRecorder:
             self._log(everything=True)
             done = self.steps - (unfinished or not complete)
             if done < self.window.last:
-                # else it died in a step whose memory is known
+                # otherwise the program died in a step whose memory is known
                 if complete or (self.steps < self.window.first and not (self._oom and self._followed)):
-                    wanted = f"{self.window.first}-{self.window.last}"
+                    window = f"{self.window.first}-{self.window.last}"
                     self._warnings.append(
-                        f"the loop ended after {done} steps, and steps {wanted} were to be recorded. Give "
+                        f"the loop ended after {done} steps, and steps {window} were to be recorded. Give "
                         f"others, e.g. --steps {max(1, done)}."
                     )
                 complete = False
@@ -246,7 +250,7 @@ class LoopRecorder:
             complain(f"{short if by_command else explain_oom(profile)} Run folder: {self.folder.path}", 1)
 
     def give_up(self, error: BaseException) -> None:
-        """Watching cannot go on, for a reason of its own; the program can."""
+        """End the watching for a failure of its own, and say so; the program goes on."""
         if self.over:
             return
         self.over = True
@@ -263,9 +267,9 @@ class LoopRecorder:
 
     @property
     def _followed(self) -> bool:
-        """Whether a step that is not to be recorded has a history all the same, in case that it peaks highest
-        or that memory runs out in it: the first two, in which that happens most; and every one on a virtual
-        GPU, whose clock does not know of it.
+        """Whether this step has a history though it is not one of the window's, in case it peaks highest or
+        runs out of memory: the first two steps, where that happens most, and on a virtual GPU, whose clock a
+        history does not slow, every step.
         """
         assert self._observer is not None
         if self._kind == "recorded" or self._hardware.kind != "cuda":
@@ -278,7 +282,8 @@ class LoopRecorder:
             ended.__exit__(None, None, None)
 
     def _log(self, *, everything: bool) -> None:
-        """Write a line for each step whose numbers are there; for `everything`, they are."""
+        """Write a line for each step whose times are known; with `everything`, wait for those of all
+        steps."""
         assert self._observer is not None
         while self._waiting:
             index, kind, tokens, times_s, losses = self._waiting[0]
@@ -358,7 +363,7 @@ class LoopRecorder:
         }
 
     def _note_classes(self) -> dict[str, list[str]]:
-        """The classes of the models and optimizers: the most that were there at a time, for when the program
+        """Note the class names of models and optimizers, the most that existed at one time: when the program
         ends they may be gone.
         """
         for name, seen in (("models", self.kept.models()), ("optimizers", self.kept.optimizers())):
@@ -367,7 +372,7 @@ class LoopRecorder:
 
 
 def _place() -> dict[str, Any]:
-    """Of one rank of several: which, and where."""
+    """Which rank of how many this process is, and on which host; empty for a process of its own."""
     rank, world_size = rank_and_world_size()
     if world_size == 1:
         return {}

@@ -1,4 +1,6 @@
-"""The models that the backward passes of a step have trained: what tells an evaluation from a reference."""
+"""The models that a step's backward passes train: by them an evaluation is told from a reference model's
+call.
+"""
 
 import weakref
 from collections.abc import Iterator
@@ -7,17 +9,17 @@ from torch import nn
 
 
 class TrainedModels:
-    """Those of this step, and before its first backward those of the one before. Held weakly."""
+    """The models trained in this step; until its first backward, in the step before. They are held weakly."""
 
     def __init__(self) -> None:
         self._called: dict[int, weakref.ref[nn.Module]] = {}
-        """Since the last backward, by id."""
+        """By id, the models that were called since the last backward."""
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
-        """By id, and whether they were in training mode."""
+        """By id, the trained models, and whether each was in training mode."""
 
     @property
     def any(self) -> bool:
-        """Whether there are any."""
+        """Whether any model was trained."""
         return bool(self._trained)
 
     @property
@@ -26,11 +28,11 @@ class TrainedModels:
         return bool(self._called)
 
     def called(self, module: nn.Module) -> None:
-        """A model that the next backward trains."""
+        """Note a call of a model, which the next backward trains."""
         self._called[id(module)] = weakref.ref(module)
 
     def backward_ended(self, *, first: bool) -> None:
-        """What was called since the last backward was trained. `first`: of its step."""
+        """Note that the models called since the last backward are trained. `first`: the first of its step."""
         if first:
             self._trained.clear()
         for number, known in self._called.items():
@@ -40,7 +42,7 @@ class TrainedModels:
         self._called.clear()
 
     def mode_of(self, module: nn.Module) -> bool | None:
-        """Whether it was in training mode when it was trained; None if it was not trained."""
+        """Whether `module` was in training mode when it was trained; None if it was not trained."""
         known = self._trained.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
@@ -55,7 +57,7 @@ class TrainedModels:
 
 
 def _same(model: nn.Module, other: nn.Module) -> bool:
-    """Whether one is the other, or wraps it (DistributedDataParallel, a compiled one)."""
+    """Whether one is the other, or wraps it (DistributedDataParallel, a compiled module)."""
     return (
         model is other
         or any(child is other for child in model.children())

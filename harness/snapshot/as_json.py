@@ -15,7 +15,7 @@ from harness.snapshot.shape import is_dict, is_list
 FORMAT = "harness-snapshot"
 VERSION = 1
 _PAIRS = ("pool_id", "segment_pool_id")
-"""What torch gives as a tuple, for which JSON has only lists."""
+"""The keys whose values torch gives as tuples; JSON has only lists."""
 
 
 def snapshot_to_json(snapshot: dict[str, Any]) -> str:

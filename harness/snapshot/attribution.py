@@ -1,4 +1,4 @@
-"""What each allocation is, and what the memory at the peak is made of.
+"""What taken_by_one allocation is, and what the memory at the peak is made of.
 
 A recording is a chronological list of events of one device. An allocation lives from the event that
 made it up to, and without, the event that freed it. Two producers give the same `AllocationSpan`s: a
@@ -20,11 +20,11 @@ from harness.snapshot.stacks import NO_STACK, gathers, place_of, stack_line
 from harness.step_profile import CATEGORIES, Allocation, MemoryBreakdown
 
 AS_LARGE = "(as large as what"
-"""Begins what `name_by_size` says."""
+"""The names that `name_by_size` gives begin with this."""
 LEAST_NAMED_BYTES = 2**20
-"""Many tensors share a smaller size by chance."""
+"""The smallest allocation that `name_by_size` names: many tensors share a smaller size by chance."""
 MOST_MODULES = 200
-"""Named, and as many kinds of the rest: what is beyond those is one sum."""
+"""How many modules `bytes_by_module` names, and how many kinds of the others; what is left is one sum."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Peak:
 
 
 def find_peak(spans: Sequence[AllocationSpan], leave_out: Collection[str] = ()) -> Peak:
-    """The peak over the recording, or over what of it is in none of the phases to `leave_out`."""
+    """The peak over the recording, except for the phases to `leave_out`."""
     allocated, phases = _timeline(spans, leave_out)
     most = max(allocated)
     slot = allocated.index(most)
@@ -48,12 +48,12 @@ def find_peak(spans: Sequence[AllocationSpan], leave_out: Collection[str] = ()) 
 def categorize(spans: Sequence[AllocationSpan]) -> list[str]:
     """The category of every span.
 
-    A label wins, but what FSDP2 gathers, as its stack shows, is `gathered_parameters`: where memory runs out
-    within a unit, its whole weights are the model's parameters at that moment. Unlabelled memory
-    from before the recording or the first step is `other`, made while preparing batches `inputs`. Born in
-    forward and dead in backward is `activations`: with accumulation that means in or after the first backward
-    that follows its birth, and what is still live when the recording ends counts too (a run that ended in
-    forward, out of memory, was saving it). Everything else is `temporaries`.
+    A label decides, except that what FSDP2 gathers, as its stack shows, is `gathered_parameters`: where
+    memory runs out within a unit, its gathered weights are labelled as the model's parameters. Memory without
+    a label is `other` if it is from before the recording or the first step, and `inputs` if it was made while
+    batches were prepared. What is made in forward and freed in backward is `activations`: with accumulation
+    that means in or after the first backward that follows, and what is still live when the recording ends
+    counts too (a run that ended in forward, out of memory, was saving it). Everything else is `temporaries`.
     """
     backward = sorted(
         [span.born for span in spans if span.birth_phase == "backward"]
@@ -85,11 +85,11 @@ def categorize(spans: Sequence[AllocationSpan]) -> list[str]:
 
 
 def name_by_size(spans: Iterable[AllocationSpan]) -> None:
-    """Give what autograd made in a backward, and no module is known of, a place instead of one: that of the
-    last allocation of as many bytes which the forward before it made.
+    """Where autograd made an allocation in backward and its module is not known, name a place in `module`:
+    that of the last allocation of as many bytes in the forward before.
 
-    Its stack says nothing: it ends at the call of backward, or there is none in a thread of autograd's own.
-    A gradient is as large as its tensor, and autograd goes backward: the last one made is the likeliest.
+    Its own stack tells nothing: it ends at the call of backward, or autograd's own thread has none. A
+    gradient is as large as its tensor, and autograd goes backward: the tensor made last is the likeliest.
     """
     made: dict[int, str] = {}
     for span in sorted(spans, key=lambda span: span.born):
@@ -116,8 +116,8 @@ def breakdown_at(spans: Sequence[AllocationSpan], index: int) -> MemoryBreakdown
 def breakdowns_at_peaks(
     spans: Sequence[AllocationSpan], ends: Sequence[int], leave_out: Collection[str] = ()
 ) -> list[MemoryBreakdown]:
-    """The breakdown at the first peak of each step, what was there as it began included. `ends`: the last
-    event of each, one after the other. `leave_out`: phases in which no peak is looked for.
+    """The breakdown at the first peak of each step, memory from before the step included. `ends`: the index
+    of each step's last event, in order. `leave_out`: phases in which no peak is looked for.
     """
     allocated, _ = _timeline(spans, leave_out)
     slots = [0, *(min(end + 1, len(allocated) - 1) for end in ends)]  # after the last, a trace may go on
@@ -191,13 +191,13 @@ def _timeline(
 
 
 def by_kind_of_module(taken: Mapping[str, Any]) -> Counter[str]:
-    """What modules take, bytes or seconds by path, with layers of one kind together."""
+    """Sums of `taken` (bytes or seconds by a module's path) over the layers of one kind."""
     found: Counter[str] = Counter()
-    for module, each in taken.items():
-        found[module_of_its_kind(module)] += each
+    for module, amount in taken.items():
+        found[module_of_its_kind(module)] += amount
     return found
 
 
 def module_of_its_kind(module: str) -> str:
-    """A module's path with the number of its layer left open: layers of one kind are alike."""
+    """A module's path with `*` for the number of its layer, the same for all layers of one kind."""
     return re.sub(r"(^|\.)\d+\b", r"\1*", module)

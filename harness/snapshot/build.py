@@ -44,11 +44,11 @@ class TraceEvent:
 
     action: Action
     address: int
-    """Of "oom": the device's free bytes."""
+    """In an "oom" event the device's free bytes instead."""
     size_bytes: int
-    """Of an allocation: the requested bytes."""
+    """For an allocation the bytes that were requested, before rounding."""
     metadata: str = ""
-    """`phase_metadata`: the page shows it beside the stack."""
+    """Text of `phase_metadata`, which the page shows beside the stack."""
     frames: Sequence[Frame] = ()
     category: str | None = None
     time_us: int = 0

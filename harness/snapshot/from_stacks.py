@@ -1,8 +1,8 @@
-"""Phases and categories read from the stacks of a recording that states none: anybody's program.
+"""Reads phases and categories from the stacks of a recording that states none, made by any program.
 
-What a stack shows is which code asked: a module's call, an optimizer, a data loader. The phase follows from
-the innermost frame that says one; what an allocation is follows from the phase it was made in and the one it
-outlives, as in snapshot/attribution.py. It is a reading, and whoever shows it says so. Imports no torch.
+A stack shows which code asked for memory: a module's call, an optimizer, a data loader. The phase follows
+from the innermost frame that shows one; the category of an allocation from the phase it was made in and the
+phase it outlives, as in snapshot/attribution.py. This is inferred, and reports say so. Imports no torch.
 """
 
 import re
@@ -21,9 +21,9 @@ EVALUATION = "evaluation"
 CHECKPOINT = "checkpoint"
 """A file of weights written or read; activation checkpointing is backward, as it is everywhere here."""
 
-_SAYS = tuple(
-    (phase, re.compile("|".join(says)))
-    for phase, says in (
+_PHASE_OF_FRAME = tuple(
+    (phase, re.compile("|".join(patterns)))
+    for phase, patterns in (
         (OWN_CODE, (r"\.py zero_grad$",)),  # of an optimizer or a module, often between forward and backward
         (
             "optimizer_step",
@@ -71,10 +71,10 @@ _SAYS = tuple(
         ("forward", (r"torch/nn/modules/", r"torch/nn/functional\.py ", r"\.py forward$")),
     )
 )
-"""What a frame, as `folder/file.py function`, says of the phase; of one frame the first that fits."""
+"""The phase that a frame (`folder/file.py function`) shows; the first pattern that fits decides."""
 _AROUND_FORWARD = tuple(
-    (phase, re.compile("|".join(says)))
-    for phase, says in (
+    (phase, re.compile("|".join(patterns)))
+    for phase, patterns in (
         ("backward", (r"torch/utils/checkpoint\.py (?:unpack_hook|recompute_fn)$",)),
         (
             EVALUATION,
@@ -87,68 +87,71 @@ _AROUND_FORWARD = tuple(
         ),
     )
 )
-"""What a frame further out makes of a forward."""
+"""The phase that a forward belongs to if a frame further out fits one of these patterns."""
 _BACKWARD = re.compile(
     r"torch/autograd/(?:__init__|graph)\.py |torch/(?:_tensor|utils/checkpoint)\.py backward$"
     r"|torch/_functorch/\S+ backward$| torch::autograd::Engine::"
 )
-_STARTS = ("<module>", "_bootstrap")
-"""Where Python's own threads begin. What begins elsewhere was called by autograd's engine, in its thread."""
+_THREAD_STARTS = ("<module>", "_bootstrap")
+"""Functions in which Python's own threads begin. A stack without one was called by autograd's engine, in a
+thread of its own."""
 LONGEST_NAME = 300
-"""Characters of a file's or a function's name that are looked at."""
+"""How many characters of a file's or a function's name are looked at."""
 _UP_TO_PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
 
 
-class _Says(NamedTuple):
-    """What one frame shows."""
+class _FrameReading(NamedTuple):
+    """What one frame shows: by `_PHASE_OF_FRAME`, `_AROUND_FORWARD`, `_BACKWARD` and `_THREAD_STARTS`."""
 
-    python: bool
+    is_python: bool
     phase: str | None
     around: str | None
-    backward: bool
-    starts: bool
+    is_backward: bool
+    starts_thread: bool
 
 
-def _read(frame: Frame) -> _Says:
+def _read(frame: Frame) -> _FrameReading:
     # The ends of names are enough, and keep a file's long ones from taking long.
     filename, name = frame["filename"][-LONGEST_NAME:], frame["name"][:LONGEST_NAME]
     line = f"{_UP_TO_PACKAGES.sub('', filename)} {name}"
     python = ".py " in line
-    return _Says(
+    return _FrameReading(
         python,
-        next((phase for phase, says in _SAYS if python and says.search(line)), None),
-        next((phase for phase, says in _AROUND_FORWARD if python and says.search(line)), None),
+        next((phase for phase, pattern in _PHASE_OF_FRAME if python and pattern.search(line)), None),
+        next((phase for phase, pattern in _AROUND_FORWARD if python and pattern.search(line)), None),
         _BACKWARD.search(line) is not None,
-        frame["name"] in _STARTS,
+        frame["name"] in _THREAD_STARTS,
     )
 
 
-def phase_of_stack(frames: Sequence[Frame], known: dict[int, _Says] | None = None) -> str | None:
-    """The phase a stack (innermost first) shows; OWN_CODE if Python asked outside of all; None for no Python.
+def phase_of_stack(frames: Sequence[Frame], known: dict[int, _FrameReading] | None = None) -> str | None:
+    """The phase that a stack (innermost first) shows; OWN_CODE for Python code outside every phase; None
+    without Python frames.
 
-    With C++ frames, autograd's engine shows in them; without, its thread has no stack: `phases_of_trace`.
+    Among C++ frames autograd's engine is visible; without them its thread has no stack (`phases_of_trace`).
     `known`: frames that were read before, by their identity, for millions of stacks share some thousands.
     """
     known = {} if known is None else known
-    says = [known.get(id(frame)) or known.setdefault(id(frame), _read(frame)) for frame in frames]
-    python = any(one.python for one in says)
-    found = next((one.phase for one in says if one.phase), None)
+    readings = [known.get(id(frame)) or known.setdefault(id(frame), _read(frame)) for frame in frames]
+    python = any(reading.is_python for reading in readings)
+    found = next((reading.phase for reading in readings if reading.phase), None)
     if found in (None, "forward"):
-        in_engine = python and not any(one.starts for one in says)
-        if in_engine or any(one.backward for one in says):
+        in_engine = python and not any(reading.starts_thread for reading in readings)
+        if in_engine or any(reading.is_backward for reading in readings):
             return "backward"
-        found = next((one.around for one in says if one.around), found)
+        found = next((reading.around for reading in readings if reading.around), found)
     return found or (OWN_CODE if python else None)
 
 
 def phases_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[str | None] | None:
     """The phase of every entry, read from the stacks; None where they show no module and no optimizer.
 
-    CUDA's backward runs in a thread of its own, without Python: what has no stack after backward() was called
-    is backward's. Own code between forward and backward is the loss; elsewhere nobody can say what it is.
+    CUDA's backward runs in a thread of its own, without Python: an entry without a stack after backward() was
+    called belongs to backward. The program's own code between forward and backward is the loss; elsewhere its
+    phase cannot be known.
     """
     known: dict[int, str | None] = {}
-    known_frames: dict[int, _Says] = {}
+    known_frames: dict[int, _FrameReading] = {}
     read: list[str | None] = []
     called: str | None = None
     for entry in trace:
@@ -167,10 +170,12 @@ def phases_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[str | None] | No
 
 
 def _is_global(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry is not about one allocation but about segments or the whole device."""
     return entry["action"] not in ("alloc", "free_requested", "free_completed")
 
 
 def _with_the_loss(phases: Sequence[str | None]) -> list[str | None]:
+    """The same phases, but own code between forward and backward, the loss, is forward."""
     runs = [(phase, sum(1 for _ in run)) for phase, run in groupby(phases)]
     whole: list[str | None] = []
     for i, (phase, length) in enumerate(runs):
@@ -185,14 +190,14 @@ def _with_the_loss(phases: Sequence[str | None]) -> list[str | None]:
 def label_from_phases(
     spans: Iterable[AllocationSpan], phases: Sequence[str | None], ran_out: Sequence[int] = ()
 ) -> None:
-    """Give spans whose phases were read from stacks the categories that those phases mean.
+    """Set the categories of spans whose phases were read from stacks.
 
-    Made in setup and there when the first forward begins: parameters. Made in backward and there when the
-    next optimizer step begins: gradients, but for what is there in the backward after it too, where others
-    were dropped: autograd's thread has a workspace of its own. Made in an optimizer step and there when it
-    ends: optimizer state. The first step's workspaces are told by their size, too.
-    What was there before the recording has only its stack. `ran_out`: entries at which the memory ran out;
-    what is live there was in use, however soon the failing program dropped it.
+    Made in setup and live when the first forward begins: parameters. Made in backward and live when the next
+    optimizer step begins: gradients, unless still live in the backward after that while others were dropped,
+    which is the workspace of autograd's thread. Made in an optimizer step and live when it ends: optimizer
+    state. The first step's workspaces are recognized by their size, too.
+    Memory from before the recording has only its stack. `ran_out`: the entries at which memory ran out; what
+    is live there was in use, however soon the failing program dropped it.
     """
     ends = _ends_of_runs(phases)
     first_forward = phases.index("forward") if "forward" in phases else len(phases)
@@ -236,11 +241,11 @@ def label_from_phases(
 
 
 def _workspaces(spans: Sequence[AllocationSpan], phases: Sequence[str | None]) -> Iterable[AllocationSpan]:
-    """What the first step leaves and the size of a workspace tells: a recording may hold no second one.
+    """cuBLAS's workspaces, which the first step leaves behind, by their size: there may be no second step.
 
-    In backward where forward has one, since each thread that multiplies has its own; else only if more
-    gradients have that size than parameters, of which some may be frozen. It is the first of its size, there
-    before a gradient is multiplied. A recording that shows no parameter being made began after they were.
+    One made in backward counts where forward has one, since each thread that multiplies has its own; else
+    only if more gradients than parameters (some may be frozen) have that size. It is the first of its size,
+    made before a gradient is multiplied. If no parameter is seen being made, the recording began later.
     """
     parameters = [span.size_bytes for span in spans if span.category == "parameters"]
     first_step = phases.index("optimizer_step") if parameters and "optimizer_step" in phases else 0
@@ -253,7 +258,7 @@ def _workspaces(spans: Sequence[AllocationSpan], phases: Sequence[str | None]) -
 
 
 def _next(phases: Sequence[str | None], wanted: str) -> list[int]:
-    """For every entry, and for the end, the next one of a phase; the end where there is none."""
+    """For every entry, and for the end, the index of the next entry of the phase `wanted`, else the end."""
     found = [len(phases)] * (len(phases) + 1)
     for i in range(len(phases) - 1, -1, -1):
         found[i] = i if phases[i] == wanted else found[i + 1]

@@ -1,4 +1,4 @@
-"""What two snapshots hold: new, gone, grown and shrunk, by category and by the stack that asked.
+"""Compares what two snapshots hold: what is new, gone, grown or shrunk, by category and by requesting stack.
 
 Imports no torch.
 """
@@ -11,7 +11,7 @@ from harness.snapshot.recording import Recording
 from harness.snapshot.stacks import NO_STACK, own_place, place, stack_line
 
 UNKNOWN = "(unknown)"
-"""The category where nobody says."""
+"""The category of memory for which the recording has none."""
 
 
 class Holder(NamedTuple):
@@ -20,11 +20,13 @@ class Holder(NamedTuple):
     category: str
     stack: tuple[str, ...]
     place: str
-    """The line to name it by."""
+    """The one line of the stack that names the holder in a table."""
 
 
 @dataclass(frozen=True)
 class Amount:
+    """How much a holder holds: bytes, in so many allocations."""
+
     total_bytes: int
     count: int
 
@@ -34,7 +36,7 @@ NOTHING = Amount(0, 0)
 
 @dataclass(frozen=True)
 class Change:
-    """What a holder had and has."""
+    """What one holder had in the first snapshot and has in the second."""
 
     holder: Holder
     before: Amount
@@ -42,12 +44,12 @@ class Change:
 
     @property
     def bytes(self) -> int:
-        """More than before; negative for less."""
+        """How many bytes more it has than before; negative for fewer."""
         return self.after.total_bytes - self.before.total_bytes
 
     @property
     def kind(self) -> str:
-        """new, gone, grown, shrunk or same."""
+        """One of new, gone, grown, shrunk and same."""
         if not self.before.count:
             return "new"
         if not self.after.count:
@@ -62,7 +64,7 @@ class HeldDiff:
     changes: list[Change]
 
     def of_kind(self, kind: str) -> list[Change]:
-        """Those new, gone, grown, shrunk or same."""
+        """The changes of one `Change.kind`."""
         return [change for change in self.changes if change.kind == kind]
 
     @property
@@ -85,7 +87,7 @@ class HeldDiff:
         return dict(sorted(sizes.items(), key=lambda item: (-abs(item[1][1] - item[1][0]), item[0])))
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain data, without what is the same."""
+        """The comparison as plain data for JSON, without the holders that did not change."""
         return {
             "before_bytes": self.before_bytes,
             "after_bytes": self.after_bytes,

@@ -1,4 +1,4 @@
-"""What grows from step to step in a recording, by the stack that asked. Imports no torch."""
+"""Finds what grows from step to step in a recording, by the stack that allocated it. Imports no torch."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -15,9 +15,9 @@ from harness.snapshot.spans import AllocationSpan
 from harness.snapshot.trace import step_ends
 
 MOST_ENDS = 200
-"""Looked at: of more steps, so many, evenly. A file may hold a million steps and as many stacks."""
+"""How many ends of steps are looked at, spread evenly: a file may hold a million steps and as many stacks."""
 FEWEST_ENDS = 3
-"""Steps that must end: what two differ by may be the first step's optimizer state, or chance."""
+"""How many steps must have ended: two may differ by the first step's optimizer state, or by chance."""
 _OF_A_STEP = re.compile(r"(?:## )?(Optimizer\.step#|ProfilerStep#)")
 """Names that torch gives to ranges, which newer snapshots list as external_annotations."""
 
@@ -28,13 +28,13 @@ class Growth:
 
     holder: Holder
     at_ends_bytes: list[int]
-    """When each step had ended; of more than MOST_ENDS, some of them."""
+    """The bytes it held at the end of each step that is looked at (at most MOST_ENDS)."""
     count: int
-    """Allocations of it live when the last one had."""
+    """How many of its allocations were live at the end of the last step."""
 
     @property
     def total_bytes(self) -> int:
-        """From the first end to the last."""
+        """How many bytes more it held at the last end than at the first."""
         return self.at_ends_bytes[-1] - self.at_ends_bytes[0]
 
 
@@ -43,17 +43,17 @@ class Leaks:
     """What grew, and how the steps were found."""
 
     steps_from: str
-    """In words; why there are none where there are too few."""
+    """How the steps were found, in words; where there are too few, why."""
     ends: list[int]
-    """Entries of the trace: the last of each step."""
+    """The index in the trace of each step's last entry."""
     allocated_bytes: list[int]
-    """When each step had ended; of more than MOST_ENDS, some of them."""
+    """All bytes allocated at the end of each step that is looked at (at most MOST_ENDS)."""
     growths: list[Growth]
-    """The most bytes first."""
+    """The stacks that grew, those with the most bytes first."""
 
     @property
     def can_tell(self) -> bool:
-        """Whether there are enough steps to say."""
+        """Whether enough steps ended to tell a leak from chance."""
         return len(self.ends) >= FEWEST_ENDS
 
     @property
@@ -80,10 +80,10 @@ class Leaks:
 
 
 def find_leaks(recording: Recording, annotations: Any = None) -> Leaks:
-    """What holds more at each of several steps' ends. `annotations`: the snapshot's external_annotations.
+    """The stacks that hold more and more as steps end. `annotations`: the snapshot's external_annotations.
 
-    Grown is what never shrinks from one end to the next and grows at two ends or more: what a list keeps of
-    every step, whatever its size. Optimizer state, made in the first step, is not.
+    A stack has grown if it never shrinks from one end to the next and grows at two ends or more: such as what
+    a list keeps of every step, whatever its size, but not optimizer state, which the first step makes.
     """
     ends, found = _steps(
         recording, [one for one in annotations if is_dict(one)] if is_list(annotations) else []
@@ -109,13 +109,14 @@ def find_leaks(recording: Recording, annotations: Any = None) -> Leaks:
 
 
 def _evenly(ends: Sequence[int]) -> list[int]:
-    """At most MOST_ENDS of them, the first and the last among them."""
+    """At most MOST_ENDS of the ends, spread evenly, the first and the last among them."""
     if len(ends) <= MOST_ENDS:
         return list(ends)
     return [ends[i * (len(ends) - 1) // (MOST_ENDS - 1)] for i in range(MOST_ENDS)]
 
 
 def _at_ends(spans: Sequence[AllocationSpan], ends: Sequence[int]) -> list[int]:
+    """The bytes of `spans` that are live right after each of the `ends`."""
     changes = [0] * (len(ends) + 1)
     for span in spans:
         changes[bisect_left(ends, span.born)] += span.size_bytes
@@ -126,7 +127,7 @@ def _at_ends(spans: Sequence[AllocationSpan], ends: Sequence[int]) -> list[int]:
 
 
 def _steps(recording: Recording, annotations: Sequence[Mapping[str, Any]]) -> tuple[list[int], str]:
-    """The last entry of each step, and by what it was found."""
+    """The last entry of each step, and what the steps were found by, in words."""
     trace = recording.trace
     if len(ends := step_ends(trace)) > 1:
         return ends, "the metadata of its entries"
@@ -145,7 +146,9 @@ def _steps(recording: Recording, annotations: Sequence[Mapping[str, Any]]) -> tu
 
 
 def _annotated(recording: Recording, annotations: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Where ranges of one name end: of an optimizer the one that steps least often (of a GAN's two)."""
+    """The last entry of each range that torch names after steps. Of several optimizers, as a GAN has, the one
+    that steps least often counts.
+    """
     times = [entry.get("time_us", 0) for entry in recording.trace]
     if not times or times[-1] <= 0:
         return []
@@ -167,7 +170,9 @@ def _annotated(recording: Recording, annotations: Sequence[Mapping[str, Any]]) -
 
 
 def _after_optimizer(phases: Sequence[str | None]) -> list[int]:
-    """The last entry before the forward (or backward) that follows an optimizer step; the trace's last."""
+    """The last entry before the data, forward or backward phase that follows each optimizer step; after the
+    last optimizer step, the trace's last entry.
+    """
     ends: list[int] = []
     stepped = False
     for i, phase in enumerate(phases):

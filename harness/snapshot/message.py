@@ -1,6 +1,6 @@
-"""PyTorch's message of an out-of-memory, where nothing else is left: what it says, and what it does not.
+"""Explains PyTorch's out-of-memory message, for a run of which nothing else is left.
 
-Written after `OutOfMemoryError` in c10/cuda/CUDACachingAllocator.cpp, PyTorch 1.11 to 2.15. Imports no torch.
+It follows `OutOfMemoryError` in c10/cuda/CUDACachingAllocator.cpp, PyTorch 1.11 to 2.15. Imports no torch.
 """
 
 import re
@@ -30,11 +30,11 @@ _RANK = re.compile(r"^\[?rank\s?\d+\]?:\s?", re.MULTILINE)
 
 @dataclass(frozen=True)
 class OutOfMemoryMessage:
-    """Bytes as the message has them, rounded to hundredths of its unit; None where it does not say."""
+    """The bytes that a message states, rounded there to hundredths of a unit; None where it is silent."""
 
     requested_bytes: int
     rounding_bytes: float
-    """By how much what was free, less what was asked for, may be off."""
+    """By how much the difference of free and requested bytes may be off, from rounding alone."""
     device: int | None
     total_bytes: int | None
     free_bytes: int | None
@@ -42,7 +42,7 @@ class OutOfMemoryMessage:
     unallocated_bytes: int | None
     """Reserved by PyTorch and not allocated."""
     private_bytes: int | None
-    """Of what is allocated, in private pools."""
+    """The part of the allocated bytes that lies in private pools."""
     process_bytes: int | None
     others_bytes: int
     """What other processes on the device hold."""
@@ -51,15 +51,15 @@ class OutOfMemoryMessage:
 
 
 def requested_in(message: str) -> int | None:
-    """The bytes that were asked for, as rounded as the message has them; None where it says none."""
+    """The requested bytes that a message states, as it rounds them; None where it states none."""
     asked = _ASKED.search(message)
     return None if asked is None else _bytes(asked)
 
 
 def read_message(text: str) -> OutOfMemoryMessage:
-    """The last such message in `text`, which may be a whole log. Raises InputError where there is none."""
+    """The last out-of-memory message in `text`, which may be a whole log. Raises InputError for none."""
     last = " ".join(_RANK.sub("", text[text.rfind(_BEGIN) :]).split()) if _BEGIN in text else ""
-    last = last[: 1 + last.find("If reserved") or None]  # what comes behind is of the program
+    last = last[: 1 + last.find("If reserved") or None]  # the program's own output follows
     requested = requested_in(last)
     if requested is None:
         if re.search("CUDA error: out of memory|_ALLOC_FAILED|NCCL.*out of memory", text):
@@ -78,7 +78,7 @@ def read_message(text: str) -> OutOfMemoryMessage:
         return None if found is None else _bytes(found)
 
     counted = [_ASKED, _FREE, *((_RESERVED, _ALLOCATED) if _RESERVED.search(last) else (_UNALLOCATED,))]
-    units = [found[0].split()[-1] for of_one in counted if (found := re.search(_SIZE, _said(of_one, last)))]
+    units = [found[0].split()[-1] for one in counted if (found := re.search(_SIZE, _matched(one, last)))]
     allocated, unallocated, reserved = size(_ALLOCATED), size(_UNALLOCATED), size(_RESERVED)
     if unallocated is None and reserved is not None and allocated is not None:
         unallocated = max(0, reserved - allocated)
@@ -86,7 +86,7 @@ def read_message(text: str) -> OutOfMemoryMessage:
     process = size(_PROCESS)
     others = sorted(int(float(number) * _UNITS[unit]) for number, unit in _OTHERS.findall(last))
     if process is None and others and others[-1] >= (allocated or 0) + (unallocated or 0):
-        process = others.pop()  # itself: in a container it has another number than the driver knows
+        process = others.pop()  # this process: in a container its id is not the one that the driver knows
     return OutOfMemoryMessage(
         requested_bytes=requested,
         rounding_bytes=sum(_UNITS[unit] * 0.005 for unit in units if unit != "bytes"),
@@ -174,7 +174,7 @@ def _remedy(message: OutOfMemoryMessage) -> str:
     )
 
 
-def _said(pattern: re.Pattern[str], text: str) -> str:
+def _matched(pattern: re.Pattern[str], text: str) -> str:
     found = pattern.search(text)
     return "" if found is None else found[0]
 

@@ -23,26 +23,26 @@ from harness.units import in_gib, round_up
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The last `oom` of a trace. Sizes are bytes."""
+    """The last `oom` entry of a trace, and the allocator's state at that moment. Sizes are bytes."""
 
     index: int
-    """Of the trace."""
+    """Which entry of the trace it is."""
     times: int
-    """How many there are in the trace: a program may try again with less."""
+    """How many `oom` entries the trace has: a program may try again with less."""
     requested_bytes: int
     device_free_bytes: int
     """What the driver had left, after the allocator had given back the segments that were wholly free."""
     reserved_bytes: int
     allocated_bytes: int
     in_pieces_bytes: int
-    """Free within segments that serve such a request."""
+    """Free bytes within those segments that serve requests of this size."""
     largest_piece_bytes: int
     expandable_segments: bool
     frames: Sequence[Frame]
 
     @property
     def free_in_segments_bytes(self) -> int:
-        """Reserved and not allocated, whatever it could serve."""
+        """Reserved and not allocated, whatever sizes of request it could serve."""
         return self.reserved_bytes - self.allocated_bytes
 
     @property
@@ -61,7 +61,7 @@ class OutOfMemory:
 
     @property
     def missing_bytes(self) -> int:
-        """What was lacking even so; 0 where the pieces would have been enough."""
+        """What was missing even with all free pieces together; 0 where these would have been enough."""
         return max(0, self.requested_bytes - self.device_free_bytes - self.in_pieces_bytes)
 
 

@@ -1,4 +1,4 @@
-"""One device of a snapshot, read: its allocations, their phases and categories as stated or as stacks show.
+"""Reads one device of a snapshot: allocations, with the phases and categories that are stated or stacks show.
 
 Imports no torch.
 """
@@ -25,13 +25,13 @@ from harness.units import in_gib
 
 @dataclass(frozen=True)
 class Device:
-    """What a snapshot has of one device."""
+    """How much a snapshot has of one device."""
 
     index: int
     entries: int
-    """Of its trace."""
+    """The number of entries in its trace."""
     reserved_bytes: int
-    """In segments, when the snapshot was taken."""
+    """The bytes of its segments when the snapshot was taken."""
     ran_out: bool
     """Whether its trace has an out-of-memory."""
 
@@ -81,11 +81,11 @@ def trace_of(snapshot: Mapping[str, Any], device: int) -> list[dict[str, Any]]:
 
 
 def segments_of(snapshot: Mapping[str, Any], device: int) -> list[dict[str, Any]]:
-    """The segments of a device; one that states none is device 0's, where all were once."""
+    """The segments of a device; a segment that states no device, as in old snapshots, is device 0's."""
     return [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
 
 
-_OF_PROFILER = {
+_CATEGORY_OF_PROFILER = {
     "parameter": "parameters",
     "gradient": "gradients",
     "activation": "activations",
@@ -95,7 +95,8 @@ _OF_PROFILER = {
     "autograd_detail": "other",
     "unknown": "other",
 }
-"""torch.profiler's Category (torch/profiler/_memory_profiler.py), as _memory_viz.profile_plot writes it."""
+"""Our category by torch.profiler's (torch/profiler/_memory_profiler.py), as _memory_viz.profile_plot writes
+that."""
 
 
 @dataclass(frozen=True)
@@ -105,24 +106,25 @@ class Recording:
     device: int
     trace: Sequence[Mapping[str, Any]]
     segments: Sequence[Mapping[str, Any]]
-    """After the last entry of the trace."""
+    """The device's segments after the last entry of the trace."""
     spans: list[AllocationSpan]
     categories: list[str | None] | None
-    """Of every span: None where nobody says, as for most that was there before. None for all: the same."""
+    """The category of every span, None for one that is not known, as for most memory from before the
+    recording; None instead of the list where no category is known at all."""
     phases: Sequence[str | None]
-    """Of every entry of the trace; None where none is known."""
+    """The phase of every entry of the trace; None where it is not known."""
     from_stacks: bool
-    """Whether phases and categories are read from the stacks, for none are stated."""
+    """Whether phases and categories were read from the stacks, since the snapshot states none."""
     oom: OutOfMemory | None
 
     @property
     def moment(self) -> int:
-        """The entry after which to look at what is held: where memory ran out last; else the last one."""
+        """The entry after which to look at what is held: the last out-of-memory, or else the last entry."""
         return len(self.trace) - 1 if self.oom is None else self.oom.index
 
     @property
     def peak(self) -> int:
-        """The entry that reached the most allocated bytes; -1 for what was there before the first."""
+        """The entry that reached the most allocated bytes; -1 where that was before the first entry."""
         return find_peak(self.spans).index
 
 
@@ -165,16 +167,16 @@ def _in_blocks(trace: Sequence[Mapping[str, Any]], segments: Sequence[Mapping[st
 def _label(
     trace: Sequence[Mapping[str, Any]], held: Mapping[int, Mapping[str, Any]], span: AllocationSpan
 ) -> str | None:
-    """What the snapshot itself says: the memory-viz page's `category`, which harness and profile_plot write,
-    and the module, which the span is told and only harness writes. Where no entry of the trace tells of it,
-    the block that is `held` at its address does.
+    """The category that the snapshot itself states: the memory-viz page's `category`, which harness and
+    profile_plot write. Sets the span's module too, which only harness writes. Where the span has no entry in
+    the trace, the block in `held` at its address states both.
     """
     index = span.died if span.born < 0 else span.born
     entry = held[span.address] if index is None else trace[index]
     if isinstance(module := entry.get("module"), str):
         span.module = module
     category = entry.get("category")
-    return category if category in CATEGORIES else _OF_PROFILER.get(category or "")
+    return category if category in CATEGORIES else _CATEGORY_OF_PROFILER.get(category or "")
 
 
 def _categories(spans: Sequence[AllocationSpan], labels: Sequence[str | None]) -> list[str | None] | None:

@@ -23,10 +23,10 @@ from harness.system import TooManyValues, collected_by_hand, parse_json, read_wh
 MAX_FILE_BYTES = 2**29
 MAX_STRING_BYTES = 2**20
 MAX_WIDE_BYTES = 2**24
-"""Of a pickle's strings that are not ASCII, together: in memory each of their characters may take four."""
+"""The most bytes of non-ASCII strings in a pickle, together: in memory each character may take four bytes."""
 MAX_INSTRUCTIONS = 2**26
-"""Of a pickle: a million events, each with a stack of thirty frames. One makes a place in a list or half
-of one in a dict, and at most one of the objects below."""
+"""The most instructions of a pickle: enough for a million events, each with a stack of thirty frames. One
+instruction fills a place in a list or half of one in a dict, and makes at most one of the objects below."""
 MOST_OBJECTS = {
     "dicts and lists": (2**22, b"}])\x86"),
     "numbers": (2**22, b"JM\x8aG"),
@@ -37,11 +37,11 @@ torch's takes 3, of strings 1. They are counted as bytes, which strings and numb
 those. With the instructions they bound the memory, for 3 bytes of a file make an integer of 32."""
 SMALLER = "Record fewer steps, or set a smaller max_entries."
 MAX_JSON_BYTES = 2**28
-"""Of a snapshot in JSON: one character beyond the first 65,536 makes four bytes of every other one."""
+"""The largest snapshot in JSON: one character above U+FFFF makes every character of the text four bytes."""
 MAX_JSON_VALUES = 2**23
-"""Of a snapshot in JSON, as parse_json counts them."""
+"""The most values of a snapshot in JSON, as parse_json counts them."""
 _RUN = 4096
-"""Instructions that are matched at once, and so counted exactly."""
+"""How many instructions one match takes at most; a shorter match is counted by its bytes."""
 
 _LONG1 = rb"\x8a(?:" + b"|".join(re.escape(bytes([n])) + b"." * n for n in range(9)) + rb"|\x09.{8}\x00)"
 _INTEGER = rb"(?:K.|J....|M..|" + _LONG1 + rb")"
@@ -66,9 +66,9 @@ _FIXED_LENGTH = (
     + rb"){0,%d}+" % _RUN
 )
 _OTHER_HALF = re.compile(_SMALL + rb"\x86", re.DOTALL)
-"""Of a pair, behind a frame: a pickler begins one before any object as soon as 64 KiB are full."""
+"""A pair's second integer behind a FRAME: a pickler begins one before any object once 64 KiB are full."""
 _LENGTH_BYTES = {b"\x8c": 1, b"X": 4, b"\x95": 8}  # SHORT_BINUNICODE, BINUNICODE, FRAME
-_WITH_ARGUMENT = b"hjKJMqrG\x86\x8a"  # admitted above, but for what they are given
+_WITH_ARGUMENT = b"hjKJMqrG\x86\x8a"  # admitted above with certain arguments only
 _NAMES = {opcode.code.encode("latin1"): opcode.name for opcode in pickletools.opcodes}
 
 

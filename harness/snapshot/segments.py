@@ -29,7 +29,7 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A stretch of a segment, from its beginning in bytes."""
+    """An allocated stretch of a segment; `start_bytes` counts from where the segment begins."""
 
     start_bytes: int
     size_bytes: int
@@ -86,7 +86,7 @@ def pieces_in_use(
 
 
 def free_stretches(segment: Segment, pieces: Sequence[Piece]) -> Iterable[int]:
-    """The bytes of each stretch of a segment that is not in use, from its beginning; some may be 0."""
+    """The size in bytes of each stretch before, between and after `pieces`, by address; some may be 0."""
     position = 0
     for start, size in pieces:
         yield start - position
@@ -95,7 +95,7 @@ def free_stretches(segment: Segment, pieces: Sequence[Piece]) -> Iterable[int]:
 
 
 def joined(intervals: Iterable[tuple[_Number, _Number]]) -> list[tuple[_Number, _Number]]:
-    """The same in intervals (begin and end) apart from each other, in order."""
+    """The intervals (begin, end) in order, with those that overlap or touch each other merged into one."""
     found: list[tuple[_Number, _Number]] = []
     for begin, end in sorted(intervals):
         if found and begin <= found[-1][1]:
@@ -108,19 +108,19 @@ def joined(intervals: Iterable[tuple[_Number, _Number]]) -> list[tuple[_Number, 
 def without(
     intervals: Iterable[tuple[_Number, _Number]], taken: Iterable[tuple[_Number, _Number]]
 ) -> list[tuple[_Number, _Number]]:
-    """What of `intervals` is not in `taken`."""
-    left: list[tuple[_Number, _Number]] = []
-    away = joined(taken)
+    """The parts of `intervals` that lie outside `taken`, in order; both hold (begin, end)."""
+    remaining: list[tuple[_Number, _Number]] = []
+    cuts = joined(taken)
     first = 0
     for begin, end in joined(intervals):
-        while first < len(away) and away[first][1] <= begin:
+        while first < len(cuts) and cuts[first][1] <= begin:
             first += 1
-        for gone, back in away[first:]:
-            if gone >= end:
+        for cut_begin, cut_end in cuts[first:]:
+            if cut_begin >= end:
                 break
-            if gone > begin:
-                left.append((begin, gone))
-            begin = max(begin, back)
+            if cut_begin > begin:
+                remaining.append((begin, cut_begin))
+            begin = max(begin, cut_end)
         if begin < end:
-            left.append((begin, end))
-    return left
+            remaining.append((begin, end))
+    return remaining

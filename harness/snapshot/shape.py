@@ -7,16 +7,16 @@ from harness.errors import InputError
 
 MAX_DEPTH = 100
 MAX_ENTRIES = 2**25
-"""Trace entries, blocks, and values in the parts of a snapshot that this project does not read. Lists
-may be shared, so a small file can describe more than any memory holds."""
+"""The most that a snapshot may hold of trace entries, blocks, and values in parts that this project does not
+read, together. Lists may be shared, so a small file can describe more than any memory holds."""
 LARGEST = 2**63 - 1
 """torch counts bytes, addresses and microseconds in 64 bits with a sign, and so do the reports."""
-_OF_A_SEGMENT = {
+_SEGMENT_TYPES = {
     **dict.fromkeys(("device", "stream", "allocated_size", "active_size", "requested_size"), int),
     "segment_type": str,
     "is_expandable": bool,
 }
-_OF_A_BLOCK = {"address": int, "requested_size": int, "category": str}
+_BLOCK_TYPES = {"address": int, "requested_size": int, "category": str}
 _IN_WORDS = {int: "an integer of 64 bits", str: "a string", bool: "true or false"}
 _can_nest = frozenset((dict, list)).__contains__  # the only tuples are pairs of integers: pool ids
 
@@ -100,7 +100,7 @@ class _Check:
         self.require(is_dict(segment), where, "a dict")
         self.keys(where, segment)
         self.size(where, segment, "address", "total_size")
-        self.optional(where, segment, _OF_A_SEGMENT)
+        self.optional(where, segment, _SEGMENT_TYPES)
         blocks = segment.get("blocks")
         self.require(is_list(blocks), f"{where}['blocks']", "a list")
         self.count(1 + len(blocks))
@@ -110,7 +110,7 @@ class _Check:
             self.keys(inside, block)
             self.size(inside, block, "size")
             self.require(type(block.get("state")) is str, f"{inside}['state']", "a string")
-            self.optional(inside, block, _OF_A_BLOCK)
+            self.optional(inside, block, _BLOCK_TYPES)
             self.frames(inside, block)
             self.rest(inside, (v for k, v in block.items() if k != "frames"))
         self.require(
@@ -165,7 +165,8 @@ class _Check:
             self.seen_frames.add(id(frame))
 
     def rest(self, where: str, values: Iterable[Any]) -> None:
-        # Not read here, but kept and perhaps written again: it must end. Shared values count each time.
+        # These values are not read here, but they are kept and perhaps written again, so the nesting must
+        # end. A shared value counts each time.
         open_values = [(value, 1) for value in values]
         while open_values:
             value, depth = open_values.pop()

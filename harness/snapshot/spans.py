@@ -1,4 +1,4 @@
-"""One allocation from birth to death: what recordings are made of."""
+"""One allocation, from the event that makes it to the event that frees it. Recordings are made of these."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,9 @@ Frame = Mapping[str, Any]
 
 @dataclass(slots=True)
 class AllocationSpan:
-    """One allocation from birth to death. `born` and `died` are event indices, counted from 0."""
+    """One allocation: born when it is made, dead when it is freed. `born` and `died` are indices of the
+    recording's events, counted from 0.
+    """
 
     address: int
     size_bytes: int
@@ -21,11 +23,12 @@ class AllocationSpan:
     """None: still live at the end."""
     birth_phase: str | None = None
     death_phase: str | None = None
+    """The phases of the step in which it was made and freed; None where they are not known."""
     category: str | None = None
     """One of step_profile's CATEGORIES where the owner is known (parameters, gradients, ...), else None."""
     module: str | None = None
     operator: str | None = None
-    """Which made it, where the recording knows."""
+    """The module that it belongs to and the operator that made it, where the recording knows them."""
     frames: Sequence[Frame] = ()
     """Innermost first. Spans with the same stack should share one list: snapshots store it once."""
 

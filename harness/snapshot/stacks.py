@@ -28,7 +28,7 @@ _GATHERS = {
 
 
 def gathers(frames: Sequence[Frame]) -> bool:
-    """Whether FSDP2 asks to gather weights: its innermost functions say so (torch 2.11 to 2.15)."""
+    """Whether FSDP2 gathers weights here, by its innermost functions (torch 2.11 to 2.15)."""
     for frame in frames:
         of_fsdp = _FSDP.search(frame["filename"])
         if of_fsdp is not None:
@@ -40,11 +40,11 @@ def gathers(frames: Sequence[Frame]) -> bool:
 
 
 NO_STACK = "(no Python stack)"
-"""CUDA's backward runs in autograd's own thread, which has none."""
+"""Stands for the line of an allocation without one: CUDA's backward runs in autograd's own thread."""
 
 
 def without_stack(span: AllocationSpan, category: str) -> str:
-    """What to say of an allocation whose stack nobody has."""
+    """Words for where an allocation comes from that was recorded without a stack."""
     if span.born == BEFORE_RECORDING:
         words = "there before the recording"
         return f"a library's workspace, say, {words}" if category == "other" else words
@@ -62,18 +62,21 @@ def place_of(frames: Sequence[Frame]) -> str:
 
 
 def python_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """Without the C++ frames that torch records when it is asked for all stacks."""
+    """The Python frames alone, without the C++ frames that torch records when it is asked for all stacks."""
     return [frame for frame in frames if frame["filename"].endswith(".py")]
 
 
 def line_of(frame: Frame) -> str:
+    """`folder/file.py:line function`, with the innermost folder alone and the function without its class."""
     folder, _, file = frame["filename"].rpartition("/")
     package = folder.rpartition("/")[2]
     return f"{package}/{file}:{frame['line']} {frame['name'].rpartition('.')[2]}"
 
 
 def readable(line: str) -> str | None:
-    """What a line of a stack says to a Python programmer: Python code, or autograd's node, else nothing."""
+    """A line of a stack for a Python programmer: a Python line as it is, a C++ line as the autograd node that
+    it runs; None for other C++ lines.
+    """
     if ".py:" in line:
         return line
     node = _AUTOGRAD_NODE.search(line)
@@ -94,6 +97,6 @@ def is_library(frame: Frame) -> bool:
 
 
 def own_place(frames: Sequence[Frame]) -> str | None:
-    """The innermost line that is no library's, as `place` writes it; None where every frame is one's."""
+    """The innermost line outside libraries, as `place` writes it; None where every frame is a library's."""
     frame = next((frame for frame in python_frames(frames) if not is_library(frame)), None)
     return None if frame is None else place_of([frame])

@@ -20,19 +20,19 @@ _METADATA = re.compile(r"(?:step=(-?\d+) )?phase=(\w+)")
 
 
 class Label(NamedTuple):
-    """Whose memory an address holds, at one moment."""
+    """What the memory at an address is, at one moment."""
 
     address: int
-    """Of the storage (untyped_storage().data_ptr()), not of a view into it."""
+    """Address of the storage (untyped_storage().data_ptr()), not of a view into it."""
     category: str
     module: str | None = None
     time_us: int | None = None
-    """When it was seen there: microseconds since 1970, as time.time_ns() // 1000. None: at the end.
+    """When it was seen there: microseconds since 1970, as time.time_ns() // 1000. None: as the trace ends.
     Addresses are reused, so what dies within the recording (gradients, inputs) needs the moment."""
 
 
 def phase_metadata(phase: str, step: int | None = None) -> str:
-    """What to give torch.cuda.memory._set_memory_metadata at the start of a phase."""
+    """The text to give to torch.cuda.memory._set_memory_metadata at the start of a phase."""
     return f"phase={phase}" if step is None else f"step={step} phase={phase}"
 
 
@@ -61,7 +61,7 @@ def step_ends(trace: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def stated_phases(trace: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The metadata in force at each entry.
+    """The metadata that applies to each entry.
 
     torch keeps the metadata per thread, and autograd runs CUDA backward in a thread of its own, where
     it is empty. While that thread runs, the one that called backward() waits, having just allocated the
@@ -83,13 +83,13 @@ def spans_from_trace(
     An allocation ends when its free is requested, as torch's "allocated" has it. `segments` are the
     same snapshot's (of this device): they add the blocks that were never allocated or freed within the
     trace, and give the exact size of those still live. The rest is rounded up to `round_to_bytes`, which
-    leaves out what the allocator did not split off: up to 1 MiB of a large block. Storages have 1: they are
-    not rounded.
+    leaves out what the allocator did not split off: up to 1 MiB of a large block. In a trace of storages,
+    which are not rounded, it is 1.
     The first label of an allocation holds, and the first module that one of them names; one whose address
     is not live at its moment is not on this device and is passed over. `born` and `died` index the trace.
-    `phases`: of every entry, where its own metadata states none that counts (from_stacks.py). A recording may
-    leave actions out (skip_actions): an allocation without a requested free ends with the completed one, or
-    when its address is given again.
+    `phases`: the phase of every entry, to be used instead of what its metadata states (from_stacks.py). A
+    recording may leave actions out (skip_actions): an allocation without a requested free ends with the
+    completed one, or when its address is given again.
     """
     if phases is None:
         phases = [phase_of(stated) for stated in stated_phases(trace)]

@@ -1,20 +1,20 @@
-"""What the fields of a profile are made of: counts, quantities, and what none of its parts allows."""
+"""The types of a profile's fields, counts and quantities, and the limits that every part of it has."""
 
 from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=0, strict=True)]
-"""Bytes, FLOPs, steps. Strict: true is no 1, and text no number."""
+"""A number of bytes, FLOPs or steps. Strict: neither true nor text is taken for a number."""
 Quantity = Annotated[float, Field(ge=0, strict=True)]
-"""Seconds, rates, shares; never nan, which is not at least 0."""
+"""Seconds, a rate or a share. Never nan, which is not at least 0."""
 
 MAX_DETAILS = 10_000
 MAX_DEPTH = 50
-"""Of a recipe, and of a provenance: every value is a line of a report."""
+"""Limits of `Details` (a recipe, a provenance): every value in it is a line of a report."""
 
 
-def _few(details: dict[str, Any]) -> dict[str, Any]:
+def _within_limits(details: dict[str, Any]) -> dict[str, Any]:
     left = MAX_DETAILS
     waiting: list[tuple[object, int]] = [(details, 1)]
     while waiting:
@@ -30,10 +30,11 @@ def _few(details: dict[str, Any]) -> dict[str, Any]:
     return details
 
 
-Details = Annotated[dict[str, Any], AfterValidator(_few)]
+Details = Annotated[dict[str, Any], AfterValidator(_within_limits)]
+"""Facts by name, as JSON has them, with at most MAX_DETAILS values."""
 
 
 class Fields(BaseModel):
-    """Unknown names are refused."""
+    """A part of a profile. Names that it does not have are refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="null")

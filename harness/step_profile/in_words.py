@@ -1,4 +1,4 @@
-"""What a profile says, in words: why memory ran out, what leaks."""
+"""A profile in sentences: whether it fits, why memory ran out, what leaks, where the time goes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,18 +9,19 @@ from harness.step_profile.step_profile import LeakReport, RanksReport, StepProfi
 from harness.units import in_gib, ms
 
 NCCL_COMMUNICATOR = (544_000_000, 1_600_000_000)
-"""Bytes that NCCL takes for one communicator on each GPU, from and to: buffers of its channels, by links,
-ranks and version. They lie beside PyTorch's allocator, which does not count them. Two ranks of A100 after one
-all-reduce (github.com/NVIDIA/nccl/issues/964), and one communicator of eight GPUs (issues/864)."""
+"""The fewest and the most bytes that NCCL takes for one communicator on each GPU: buffers of its channels, by
+links, ranks and version, which PyTorch's allocator does not count. Seen on two A100 after one all-reduce
+(github.com/NVIDIA/nccl/issues/964), and with one communicator of eight GPUs (issues/864)."""
 TIGHT = 0.02
-"""Of a GPU's memory: with a smaller share to spare, what is not counted may decide. The share is a choice,
-about half a GiB of 24."""
+"""A share of the GPU's memory: with less to spare, what is not counted may decide. It is a choice, about half
+a GiB of 24."""
 ALWAYS = "what CUDA's libraries load, ECC where it takes memory, a display"
+"""What no answer but a measurement counts."""
 
 
 def communicators(profile: StepProfile) -> int:
-    """How many of NCCL's a rank has: one for each dimension of the recipe's mesh with several ranks, and one
-    for a loop that is not ours on several ranks."""
+    """How many communicators of NCCL a rank has: one for each dimension of the recipe's mesh with several
+    ranks, and one for a watched loop on several ranks."""
     recipe = profile.recipe or {}
     sizes = [recipe.get(name) for name in ("dp_replicate", "dp_shard", "tp")]
     ours = sum(isinstance(size, int) and size > 1 for size in sizes)
@@ -28,7 +29,7 @@ def communicators(profile: StepProfile) -> int:
 
 
 def of_nccl(profile: StepProfile) -> str:
-    """What NCCL takes, in words; empty for one process."""
+    """The bytes that NCCL takes, in words; empty for one process."""
     count = communicators(profile)
     low, high = (in_gib(count * size) for size in NCCL_COMMUNICATOR)
     each = f" for {count} communicators" if count > 1 else ""
@@ -36,8 +37,8 @@ def of_nccl(profile: StepProfile) -> str:
 
 
 def is_tight(profile: StepProfile, spare_bytes: int) -> bool:
-    """Whether `spare_bytes` of the device's memory may go to what is not counted. A run that was measured has
-    shown that they do not."""
+    """Whether what is not counted may take all `spare_bytes` of the device's memory. A measured run has shown
+    that it does not."""
     if profile.source == "measured":
         return False
     of_device = TIGHT * (profile.hardware.memory_bytes or 0)
@@ -45,7 +46,7 @@ def is_tight(profile: StepProfile, spare_bytes: int) -> bool:
 
 
 WORTH_SAYING = 1.1
-"""A rank that takes this many times the median of all in a phase is named."""
+"""A rank is named if a phase takes it more than this many times the median of all ranks."""
 KERNELS = {
     "product": "products",
     "norm": "norms",
@@ -55,24 +56,27 @@ KERNELS = {
     "copy": "copies",
     "idle": "device idle",
 }
-"""Classes of kernels, and other parts of a step's time, whose word for a reader is another one."""
+"""The words for those classes of kernels, and other parts of a step's time, that are not shown by their
+name."""
 SMALL_SHARE = 0.02
-"""Of the device's time: classes with less are told together."""
+"""A share of the device's time: classes with less are shown together, as the rest."""
 SMALL_CHANGE = 0.05
 SMALL_CHANGE_SHARE = 0.005
-"""Of the change, and of the time before it: parts that change by less are not told."""
+"""Shares of the whole change, and of the time before it: parts that change by less are not named."""
 MEMORY_KINDS = {
     "cuda_allocator": "the CUDA allocator's counters",
     "simulated_allocator": "a model of the CUDA allocator",
     "live_tensors": "the bytes of live CPU tensors (there is no CUDA allocator here)",
     "closed_form": "arithmetic",
 }
+"""The words for `MemoryStats.kind`."""
 
 
 def verdict(profile: StepProfile) -> str:
-    """One sentence: whether it fits, with what to spare; without a device's size, what it takes.
+    """One sentence: whether it fits, and how much is to spare; where no size of a device is known, what it
+    takes.
 
-    A third verdict, too tight to call, where so little is to spare that what nobody counts decides.
+    There is a third verdict, too tight to call: so little is to spare that what is not counted decides.
     """
     memory, device = profile.memory, profile.hardware
     if profile.oom is not None:
@@ -98,7 +102,7 @@ def verdict(profile: StepProfile) -> str:
 
 
 def _remedy(profile: StepProfile) -> str:
-    """Of an evaluation that does not fit: how large the logits are, and what brings it within the memory."""
+    """For an evaluation that does not fit: how large the logits are, and which settings make it fit."""
     evaluation = profile.evaluation
     if evaluation is None or profile.oom is None or profile.oom.phase != "evaluation":
         return ""
@@ -119,12 +123,10 @@ def between_steps_in_words(profile: StepProfile) -> Iterator[str]:
             f"{_on_ranks(evaluation)}, {_way(evaluation)}"
         )
         yield f"{how}: {peak}{_logits(evaluation)}"
-        for other in evaluation.instead:
-            found = (
-                f"{in_gib(other.peak_allocated_bytes)} at its peak" if other.fits else "does not fit either"
-            )
-            host = f", {in_gib(other.host_bytes)} on the host" if other.host_bytes else ""
-            yield f"  with {_way(other)}: {found}{host}"
+        for way in evaluation.instead:
+            found = f"{in_gib(way.peak_allocated_bytes)} at its peak" if way.fits else "does not fit either"
+            host = f", {in_gib(way.host_bytes)} on the host" if way.host_bytes else ""
+            yield f"  with {_way(way)}: {found}{host}"
     if checkpoint is not None:
         files = f"{in_gib(checkpoint.weights_bytes)} of weights"
         files += f" and {in_gib(checkpoint.optimizer_bytes)} of optimizer state"
@@ -166,7 +168,9 @@ def _logits(evaluation: EvaluationStats) -> str:
 
 
 def ranks_in_words(ranks: RanksReport) -> Iterator[str]:
-    """Which rank peaks and how far they differ; by phase, a rank that takes much longer than most."""
+    """Which rank has the highest peak and how far the ranks differ; for each phase, a rank that takes much
+    longer than most.
+    """
     peaks = {r.rank: r.peak_allocated_bytes for r in ranks.ranks if r.peak_allocated_bytes is not None}
     if len(ranks.ranks) < ranks.world_size:
         yield f"{len(ranks.ranks)} of {ranks.world_size} ranks left a profile."
@@ -175,8 +179,8 @@ def ranks_in_words(ranks: RanksReport) -> Iterator[str]:
         spread = peaks[most] - peaks[least]
         words = f"{ranks.world_size} ranks: rank {most} peaks highest, at {in_gib(peaks[most])}"
         below = f"rank {least} lowest, {in_gib(spread)} ({spread / peaks[most]:.1%}) below it"
-        alike = f"{ranks.world_size} ranks: all peak at {in_gib(peaks[most])}, to the byte"
-        yield f"{words}; {below}." if spread else f"{alike}."
+        equal = f"{ranks.world_size} ranks: all peak at {in_gib(peaks[most])}, to the byte"
+        yield f"{words}; {below}." if spread else f"{equal}."
     for phase in dict.fromkeys(name for r in ranks.ranks for name in r.phases_s):
         times = {r.rank: r.phases_s[phase] for r in ranks.ranks if phase in r.phases_s}
         longest = max(times, key=times.__getitem__)
@@ -190,7 +194,7 @@ def ranks_in_words(ranks: RanksReport) -> Iterator[str]:
 
 
 def leak_in_words(leak: LeakReport) -> str:
-    """One sentence: how fast, what, and where it was made."""
+    """One sentence: how fast memory grows, what grows, and where it was allocated."""
     grown = sorted(leak.by_category.items(), key=lambda item: -item[1])
     what = ", ".join(f"{name} {in_gib(size)}" for name, size in grown if size > 0)
     text = f"memory leak: {in_gib(leak.bytes_per_step)} more allocated after each of {leak.num_steps} steps"
@@ -204,7 +208,7 @@ def leak_in_words(leak: LeakReport) -> str:
 
 
 def peak_in_words(profile: StepProfile) -> str:
-    """Where the training peaks and how high, and what else of the program goes higher."""
+    """In which phase and step the training has its peak and how high it is, and what else goes higher."""
     memory = profile.memory
     step = "" if memory.peak_step is None else f"step {memory.peak_step + 1}"
     where = " of ".join(filter(None, (memory.peak_phase, step)))
@@ -226,8 +230,8 @@ def peak_in_words(profile: StepProfile) -> str:
 
 
 def higher_than_steps(profile: StepProfile) -> dict[str, int]:
-    """Allocated bytes of what else a program does, by name, where that is more than its steps take; empty
-    for a recipe."""
+    """The allocated bytes of the phases outside the steps of a watched program (its setup too) that take more
+    than the steps, by name; empty for a recipe."""
     if profile.command is None:
         return {}
     apart = {name: profile.phases[name] for name in PHASES_BETWEEN_STEPS if name in profile.phases}
@@ -238,42 +242,43 @@ def higher_than_steps(profile: StepProfile) -> dict[str, int]:
 
 
 def time_in_words(parts_s: Mapping[str, float]) -> str:
-    """What a step's time consists of, by `StepProfile.parts_of_time_s`; empty where nobody knows.
+    """What a step's time consists of, from `StepProfile.parts_of_time_s`; empty where that is not known.
 
     `products 61 %, elementwise 22 %, copies 12 %, device idle 4 %, rest 2 %`
     """
     whole = sum(parts_s.values())
     shares = {kernel: seconds / whole for kernel, seconds in parts_s.items()} if whole else {}
-    told = {KERNELS.get(kernel, kernel): share for kernel, share in shares.items() if share >= SMALL_SHARE}
-    if len(told) < len(shares):
-        told["rest"] = 1 - sum(told.values())
-    return ", ".join(f"{kernel} {share:.0%}" for kernel, share in told.items() if share >= 0.005)
+    named = {KERNELS.get(kernel, kernel): share for kernel, share in shares.items() if share >= SMALL_SHARE}
+    if len(named) < len(shares):
+        named["rest"] = 1 - sum(named.values())
+    return ", ".join(f"{kernel} {share:.0%}" for kernel, share in named.items() if share >= 0.005)
 
 
 def change_of_time_in_words(parts_s: Mapping[str, tuple[float, float]]) -> str:
-    """Of which parts of a step's time a difference is made, the largest first; empty where nobody knows.
+    """Which parts of a step's time make up the difference of two steps, the largest first; empty where that
+    is not known.
 
-    `parts_s`: seconds in one and in the other. `dequantization +8.1, elementwise -3.0 ms`
+    `parts_s`: each part's seconds in the one and in the other. `dequantization +8.1, elementwise -3.0 ms`
     """
     changes = {part: there - here for part, (here, there) in parts_s.items()}
     whole = sum(here for here, _ in parts_s.values())
     least = max(SMALL_CHANGE * abs(sum(changes.values())), SMALL_CHANGE_SHARE * whole)
-    told = [part for part in changes if abs(changes[part]) > least]
-    told.sort(key=lambda part: -abs(changes[part]))
-    said = ", ".join(f"{KERNELS.get(part, part)} {changes[part] * 1e3:+,.1f}" for part in told)
-    return f"{said} ms" if said else ""
+    named = [part for part in changes if abs(changes[part]) > least]
+    named.sort(key=lambda part: -abs(changes[part]))
+    words = ", ".join(f"{KERNELS.get(part, part)} {changes[part] * 1e3:+,.1f}" for part in named)
+    return f"{words} ms" if words else ""
 
 
 def explain_oom(profile: StepProfile) -> str:
-    """One paragraph: where it ran out, what was asked for, what filled the memory; then the advice."""
+    """One paragraph: where memory ran out, what was asked for, what filled it; then the advice."""
     oom = profile.oom
     assert oom is not None
     asked = "" if oom.requested_bytes is None else f", asking for {in_gib(oom.requested_bytes)}"
     asked += f" ({oom.requested_is})" if oom.requested_is else ""
     free = "" if oom.free_bytes is None else f" with {in_gib(oom.free_bytes)} free"
     free += f", at {oom.requested_at}" if oom.requested_at else ""
-    alike = Counter(f"{in_gib(tensor.size_bytes)} of {tensor.category}" for tensor in oom.top)
-    largest = ", ".join(f"{count} x {one}" if count > 1 else one for one, count in list(alike.items())[:5])
+    counts = Counter(f"{in_gib(tensor.size_bytes)} of {tensor.category}" for tensor in oom.top)
+    largest = ", ".join(f"{count} x {one}" if count > 1 else one for one, count in list(counts.items())[:5])
     filled = f" The largest tensors: {largest}." if largest else ""
     if oom.batch_bytes and (rows := oom.batch_rows or 0) > 1:
         held, each = in_gib(oom.batch_bytes), in_gib(oom.batch_bytes // rows)

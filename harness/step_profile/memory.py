@@ -1,4 +1,4 @@
-"""What a step's memory is made of, and how high it goes."""
+"""A step's memory: how high it goes, and what it is made of at its peak."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from harness.step_profile.fields import Count, Fields
 
 MOST_STEPS = 1000
 MOST_MODULES = 1000
-"""That a profile names; a simulation names the 200 largest."""
+"""How many steps and modules a profile lists at most; a simulation names the 200 largest modules."""
 CATEGORIES = (
     "parameters",
     "gradients",
@@ -30,17 +30,18 @@ class MemoryBreakdown(Fields):
     optimizer_state_bytes: Count | None = None
     """Moments, fp32 master copies, GradScaler's scalars."""
     activations_bytes: Count | None = None
-    """Born in forward and dead in backward: what autograd saved."""
+    """What autograd saved: allocated in forward and freed in backward."""
     temporaries_bytes: Count | None = None
-    """Everything else the step made and freed."""
+    """Everything else that the step allocated and freed."""
     inputs_bytes: Count | None = None
     other_bytes: Count | None = None
-    """Library workspaces and whatever was there before the step and is none of the above."""
+    """Workspaces of libraries, and what else was there before the step."""
     gathered_parameters_bytes: Count | None = None
-    """Of FSDP2: weights that are whole for a while, and outputs of the all-gathers they are copied from."""
+    """FSDP2's gathered weights, which are whole for a while, and the all-gather outputs they are copied
+    from."""
 
     def by_category(self) -> dict[str, int | None]:
-        """Bytes, in the order of CATEGORIES; None where nobody knows."""
+        """The bytes of each category, in the order of CATEGORIES; None where they are not known."""
         return {name: getattr(self, f"{name}_bytes") for name in CATEGORIES}
 
     def total_bytes(self) -> int:
@@ -49,12 +50,13 @@ class MemoryBreakdown(Fields):
 
 
 class StepPeak(Fields):
-    """What the memory of one recorded step was at its highest."""
+    """What the memory of one recorded step was made of at its peak."""
 
     step: Count
     """Counted from 0, as in log.jsonl."""
     at_peak: MemoryBreakdown
-    """Adds up to the peak; on a GPU of the sizes that were asked for, before the allocator rounds them."""
+    """Adds up to the peak; on a GPU it counts the sizes that were requested, before the allocator rounds
+    them."""
 
 
 class MemoryStats(Fields):
@@ -68,19 +70,19 @@ class MemoryStats(Fields):
     """The whole process on the device, as NVML sees it."""
     peak_phase: str | None = None
     peak_step: Count | None = None
-    """Of a loop that is watched: the step with the peak, counted from 0, as in log.jsonl."""
+    """The step with the peak, in a watched loop only; counted from 0, as in log.jsonl."""
     at_peak: MemoryBreakdown = Field(default_factory=MemoryBreakdown)
     at_peak_by_step: list[StepPeak] = Field(default_factory=list[StepPeak], max_length=MOST_STEPS)
-    """Of a measurement's recorded steps, the first MOST_STEPS of them."""
+    """The breakdown at the peak of each step that a measurement recorded, of the first MOST_STEPS."""
     at_peak_by_module: (
         Annotated[dict[Annotated[str, Field(max_length=300)], Count], Field(max_length=MOST_MODULES)] | None
     ) = None
-    """The bytes live at the peak by path of the module they belong to, the largest first. The smaller ones
-    of a large model together by kind (`layers.*.mlp`), the rest of the peak under "(other modules)" and
-    "(no module)". Only a simulation can tell."""
+    """The bytes live at the peak by the path of the module they belong to, the largest first. A large model's
+    smaller modules are summed by kind (`layers.*.mlp`), the rest of the peak is under "(other modules)" and
+    "(no module)". Only a simulation knows it."""
     host_bytes: Count | None = None
-    """Offloaded and paged bytes in host memory at their largest. Measured: pinned memory counts as PyTorch
-    takes it from the host, in powers of two, and with what it keeps to use again."""
+    """Offloaded and paged bytes in host memory at their largest. In a measurement pinned memory counts as
+    PyTorch takes it from the host: in powers of two, and with what it keeps for reuse."""
     fragmentation_bytes: Count | None = None
     """Reserved minus allocated, at the peak of reserved."""
     cuda_context_bytes: Count | None = None
@@ -88,8 +90,8 @@ class MemoryStats(Fields):
     first_step_peak_allocated_bytes: Count | None = None
 
     def taken_bytes(self) -> int | None:
-        """What the process takes of the device: as NVML sees it, else what is reserved, else what is
-        allocated, with the CUDA context where its size is known. None where no peak is known.
+        """The bytes that the process takes of the device: as NVML sees it, else what is reserved, else what
+        is allocated, with the CUDA context where its size is known. None where no peak is known.
         """
         if self.process_bytes is not None:
             return self.process_bytes

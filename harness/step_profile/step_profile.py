@@ -23,14 +23,15 @@ from harness.units import in_gib, in_ms
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 2**24
 MAX_VALUES = 2**20
-"""In a file: most are losses, of a long run."""
+"""The most values in a profile's file: in a long run most are losses."""
 MAX_MODULES = 10_000
 PHASES = ("data", "forward", "backward", "optimizer_step")
 OTHER_PHASES = ("between", *PHASES_BETWEEN_STEPS)  # of loops that are not ours: loops/finder.py
 
 
 class TimeStats(Fields):
-    """Seconds over the timed steps. A prediction has n = 0, and p10 and p90 if it knows how far off it is."""
+    """Seconds over the timed steps. A prediction has n = 0, and p10 and p90 where its uncertainty is
+    known."""
 
     median: Quantity | None = None
     p10: Quantity | None = None
@@ -48,14 +49,14 @@ class PhaseStats(Fields):
     flops: Count | None = None
     bytes_moved: Count | None = None
     communication_s: Quantity | None = None
-    """Of one step on several ranks: in which this one did nothing but communicate, or wait for what did. A
-    simulation tells, and a run over gloo, of a step of its own under PyTorch's profiler."""
+    """Seconds of one step on several ranks in which this rank only communicated, or waited for communication.
+    Known to a simulation, and to a run over gloo, from a step of its own under PyTorch's profiler."""
     kernels_s: dict[str, Quantity] = Field(default_factory=dict[str, Quantity], max_length=100)
-    """By class of kernel (product, attention, norm, elementwise...): how long the device was at work on it. A
-    simulation tells."""
+    """Seconds that the device worked on each class of kernel (product, attention, norm, elementwise...).
+    Known to a simulation only."""
     modules_s: dict[str, Quantity] = Field(default_factory=dict[str, Quantity], max_length=MAX_MODULES)
-    """The same by module, layers of one kind together (model.layers.*.mlp). Without a name: of the
-    model itself, or of none."""
+    """The same by module, layers of one kind together (model.layers.*.mlp). The empty name stands for the
+    model itself and for what belongs to no module."""
 
 
 class StepStats(Fields):
@@ -63,7 +64,7 @@ class StepStats(Fields):
 
     time_s: TimeStats = Field(default_factory=TimeStats)
     tokens_per_s: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] | None = None
-    """Of all ranks together."""
+    """Tokens per second of all ranks together."""
     model_flops: Count | None = None
     """FLOPs of forward and backward, without recomputation (what MFU counts)."""
     mfu: Quantity | None = None
@@ -71,14 +72,14 @@ class StepStats(Fields):
     """Like MFU, with the recomputed FLOPs."""
     bound: Literal["compute", "memory", "host"] | None = None
     loss: list[Annotated[float, Field(strict=True)] | None] | None = None
-    """One per step run, warmup included; of a resumed run also those before. null: nan or infinite."""
+    """One loss per step run, warmup and the steps before a resume included. null: nan or infinite."""
     gpu_utilization: Quantity | None = None
     """Mean of NVML's busy fraction over the timed steps, 0 to 1."""
     host_rss_bytes: Count | None = None
     """Resident memory of the process at its largest."""
 
     def tokens_per_s_range(self) -> tuple[float, float] | None:
-        """Of a step as long as its 90th and as its 10th percentile; None where either is not known."""
+        """Tokens per second of a step at the 90th and at the 10th percentile; None where one is not known."""
         time = self.time_s
         if not (self.tokens_per_s and time.median and time.p10 and time.p90):
             return None
@@ -111,16 +112,17 @@ class OutOfMemoryReport(Fields):
     phase: str
     requested_bytes: Count | None = None
     requested_is: str | None = None
-    """What was asked for, in words, where its size tells: of this model nothing else has it, or a tensor of
-    the line that asked is as large."""
+    """What was asked for, in words, if its size tells: nothing else in this model is as large, or a tensor of
+    the requesting line is."""
     requested_at: str | None = None
-    """`file:line function` that asked, of the model or the program; null: in backward no line of it runs."""
+    """The requesting `file:line function` of the model or program; null in backward, where none of it
+    runs."""
     free_bytes: Count | None = None
     reserved_unallocated_bytes: Count | None = None
     batch_rows: Count | None = None
-    """Of a watched program: the rows that its model was last called with."""
+    """The rows of the batch that the model of a watched program was last called with."""
     batch_bytes: Count | None = None
-    """What was held of them then: inputs and activations."""
+    """The bytes that were held for this batch: inputs and activations."""
     top: list[Allocation] = Field(default_factory=list[Allocation], max_length=1000)
     advice: list[str] = Field(default_factory=list[str], max_length=1000)
 
@@ -138,14 +140,14 @@ class NotFiniteReport(Fields):
     value: str
     """nan, inf or -inf: the loss. not finite: the weights."""
     num_steps: Count = 1
-    """In how many steps, when the recipe goes on (on_nan: continue)."""
+    """In how many steps it was seen, when the recipe goes on (on_nan: continue)."""
     checkpoint: str | None = None
-    """The last good checkpoint, from before it."""
+    """The last checkpoint from before it."""
     origin: Literal["setup", "forward", "backward", "optimizer_step"] | None = None
-    """The phase that made it, which may be of an earlier step. null: nothing is left that would tell."""
+    """The phase that made it, perhaps in an earlier step. null: it cannot be known any more."""
     weights: list[str] = Field(default_factory=list[str], max_length=1000)
-    """The weights that were not finite when they were looked at, at most MOST_WEIGHTS of them, where they
-    tell the origin."""
+    """The weights that were not finite when they were looked at, at most MOST_WEIGHTS, where they show the
+    origin."""
 
     def in_words(self) -> str:
         """What was not finite, and where."""
@@ -179,9 +181,9 @@ class LeakReport(Fields):
 
     bytes_per_step: Count
     num_steps: Count
-    """Over how many steps, one after the other."""
+    """Over how many consecutive steps it grew."""
     by_category: dict[str, Count] = Field(default_factory=dict[str, Count], max_length=100)
-    """What of it grew within the last recorded step, bytes; empty without a memory history."""
+    """The bytes by which each category grew within the last recorded step; empty without a memory history."""
     largest: Allocation | None = None
     """The largest allocation that the last recorded step made and left behind."""
 
@@ -214,11 +216,11 @@ class RankStats(Fields):
     peak_allocated_bytes: Count | None = None
     peak_reserved_bytes: Count | None = None
     step_s: Quantity | None = None
-    """Median."""
+    """Median seconds of a step."""
     phases_s: dict[str, Quantity] = Field(default_factory=dict, max_length=100)
-    """Medians, by phase."""
+    """Median seconds of each phase."""
     communication_s: dict[str, Quantity] = Field(default_factory=dict, max_length=100)
-    """By phase, as in PhaseStats."""
+    """Seconds of communication in each phase, as in PhaseStats."""
 
 
 class RanksReport(Fields):
@@ -228,19 +230,19 @@ class RanksReport(Fields):
     peak_rank: Count
     """The rank whose memory peaks highest."""
     ranks: list[RankStats] = Field(default_factory=list[RankStats], max_length=MOST_RANKS)
-    """Of those that left a profile."""
+    """The ranks that left a profile."""
     ended_by: str | None = None
-    """Which rank ended all others, and why; null: none did."""
+    """Which rank ended all others, and why; null: no rank did."""
 
 
 class StepProfile(Fields):
-    """One answer about one recipe, or what was seen of a command."""
+    """One answer about one recipe, or what was recorded of a watched command."""
 
     schema_version: int = SCHEMA_VERSION
     source: Literal["napkin", "simulated", "emulated", "measured"]
-    """emulated: run as measured, on a virtual GPU. It knows no losses, and its times are estimates."""
+    """emulated: run as if measured, on a virtual GPU, without losses and with estimated times."""
     recipe: Details | None = None
-    """The full, resolved recipe. null for a loop that is not ours, which has a command, a word each."""
+    """The full, resolved recipe. null for a watched loop, which has `command`, its words one by one."""
     command: Annotated[list[str], Field(max_length=MAX_DETAILS)] | None = None
     hardware: HardwareSummary
     provenance: Details = Field(default_factory=dict)
@@ -258,9 +260,9 @@ class StepProfile(Fields):
     evaluation: EvaluationStats | None = None
     checkpoint: CheckpointStats | None = None
     ranks: RanksReport | None = None
-    """Of a step on several ranks: what all of them saw. null: one process, or one rank's own profile."""
+    """What all ranks of a step on several saw. null: one process, or one rank's own profile."""
     warnings: list[str] = Field(default_factory=list[str], max_length=1000)
-    """What went otherwise than the recipe says, or should be known before the numbers are used."""
+    """What differs from the recipe, and what should be known before the numbers are used."""
 
     @model_validator(mode="after")
     def _is_about_something(self) -> StepProfile:
@@ -277,31 +279,31 @@ class StepProfile(Fields):
         return " ".join([PurePath(program).name, *arguments])
 
     def phase_names(self) -> list[str]:
-        """The phases that are known, in the order of a step, those of other loops last."""
+        """The phases that this profile has, in the order of a step, then those between steps."""
         return [name for name in (*PHASES, *OTHER_PHASES) if name in self.phases]
 
     def kernels_s(self) -> dict[str, float]:
-        """Seconds of a step by class of kernel, the longest first; empty where nobody knows them."""
+        """Seconds of a step by class of kernel, the longest first; empty where they are not known."""
         return self._of_the_step(lambda name, stats: stats.kernels_s)
 
     def modules_s(self) -> dict[str, float]:
         """Seconds of a step by module, layers of one kind together, the longest first; what belongs to the
-        model itself or to none stands under its phase, as "(optimizer_step)". Empty where nobody knows."""
+        model itself or to no module has its phase as a name, "(optimizer_step)". Empty where not known."""
         return self._of_the_step(
             lambda name, stats: {module or f"({name})": taken for module, taken in stats.modules_s.items()}
         )
 
     def _of_the_step(self, seconds: Callable[[str, PhaseStats], Mapping[str, float]]) -> dict[str, float]:
-        """The sums of what `seconds` has of each phase, the largest first."""
+        """The sums over all phases of a step of what `seconds` gives for each, the largest first."""
         found: Counter[str] = Counter()
         for name in (name for name in PHASES if name in self.phases):
             found.update(seconds(name, self.phases[name]))
         return dict(found.most_common())
 
     def parts_of_time_s(self) -> dict[str, float]:
-        """Seconds of a step by class of kernel, in which it only communicates, and in which the device is
-        idle: it waits for the host, or for copies over the link. Empty where nobody knows the kernels. Those
-        that run beside others, on a stream of their own, can make more of them than the step takes."""
+        """Seconds of a step by class of kernel, of communication alone ("communication"), and in which the
+        device waits for the host or for copies over the link ("idle"). Empty where the kernels are not known.
+        Kernels on a second stream run beside others, so that the sum can be more than the step takes."""
         found = self.kernels_s()
         if found:
             steps = [stats for name, stats in self.phases.items() if name in PHASES]

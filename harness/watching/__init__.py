@@ -1,4 +1,4 @@
-"""Any training command, watched: started so that its processes record their loops.
+"""Starts any training command so that its processes record their loops.
 
 Imports no torch: what runs within the command is harness/loops.
 """

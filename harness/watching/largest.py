@@ -1,4 +1,4 @@
-"""The largest value of something in a command with which it does not run out of memory, such as a batch."""
+"""Finds the largest value in a command, such as a batch size, with which it does not run out of memory."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +12,17 @@ from harness.virtual_gpu import Options
 from harness.watching.launch import run_watched
 
 OUTPUT = "output.txt"
-"""In a try's folder: what the command printed."""
+"""The file in a try's folder that holds what the command printed."""
 _SHORTAGE = re.compile(
     rb"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory"
 )
 MOST_OF_OUTPUT = 2**24
-"""Bytes of its end in which a shortage is looked for that came before the first step."""
+"""How many bytes of the output's end are searched for an out-of-memory from before the first step."""
 
 
 class Values(NamedTuple):
-    """From `least` to `most`, of an environment variable, or in the place of {name} or {} in the command."""
+    """The values from `least` to `most`, which stand in the environment variable `name`, or in the command in
+    the place of {name} or {}."""
 
     name: str
     least: int
@@ -29,7 +30,7 @@ class Values(NamedTuple):
 
 
 class Try(NamedTuple):
-    """The command once, with one value."""
+    """One run of the command, with one value."""
 
     value: int
     profile: StepProfile | None
@@ -37,11 +38,11 @@ class Try(NamedTuple):
     fits: bool
     folder: Path
     step_s: float | None = None
-    """Of a step, the median: measured, or on a virtual GPU estimated; None where there were too few."""
+    """Median seconds of a step, measured or on a virtual GPU estimated; None where no step was timed."""
 
 
 def parse_values(text: str) -> Values:
-    """BS=1..64. Raises InputError."""
+    """The values in a text such as BS=1..64. Raises InputError for any other text."""
     match = re.fullmatch(r"([A-Za-z_]\w*)=(\d{1,9})\.\.(\d{1,9})", text, re.ASCII)
     if match is None or not 1 <= int(match[2]) <= int(match[3]):
         raise InputError(
@@ -52,7 +53,7 @@ def parse_values(text: str) -> Values:
 
 
 def with_value(command: Sequence[str], values: Values, value: int) -> tuple[list[str], dict[str, str]]:
-    """The command with this value, and the environment variables that say it."""
+    """The command with this value, and the environment variable that holds it where the command does not."""
     for place in (f"{{{values.name}}}", "{}"):
         if any(place in word for word in command):
             return [word.replace(place, str(value)) for word in command], {}
@@ -60,9 +61,9 @@ def with_value(command: Sequence[str], values: Values, value: int) -> tuple[list
 
 
 def largest_that_fits(values: Values, fits: Callable[[int], bool]) -> int | None:
-    """The largest value for which `fits` is true, by doubling and then halving; None where none is.
+    """The largest value for which `fits` is true, by doubling and then bisection; None where there is none.
 
-    It takes for granted that whatever is smaller than one that fits, fits.
+    It assumes that every value below one that fits, fits too.
     """
     known, value = None, values.least
     while fits(value):
@@ -90,8 +91,8 @@ def tried(
     folder: Path,
     gpus: Options | None,
 ) -> Try:
-    """The command watched, once. Raises InputError for one that ends otherwise than well or out of memory,
-    and as `run_watched` does.
+    """Run the command once, watched, with `value` in `folder`. Raises InputError if it ends neither well nor
+    out of memory, and where `run_watched` does.
     """
     output = folder / OUTPUT
     status = run_watched(command, steps, folder, gpus, environment=environment, output=output)

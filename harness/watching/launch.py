@@ -1,4 +1,4 @@
-"""Starting a command so that its Python processes are watched, and waiting for its end."""
+"""Starts a command so that its Python processes are watched, and waits for its end."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from harness.system import PACKAGE, make_folder
 from harness.virtual_gpu import Options, surroundings
 
 STARTUP = Path(__file__).parent / "startup"
-"""On PYTHONPATH: its sitecustomize.py waits for a loop in every Python process."""
+"""The folder put on PYTHONPATH: its sitecustomize.py waits for a loop in every Python process."""
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -40,9 +40,9 @@ def run_watched(
     environment: Mapping[str, str] | None = None,
     output: Path | None = None,
 ) -> int:
-    """Run `command` until it ends, watched, on virtual GPUs if there are such options. Returns its exit
-    status; of one that a signal ended, 128 + the signal. `environment`: variables that it has besides;
-    `output`: a file for what it prints.
+    """Run `command` until it ends, watched, on virtual GPUs if `gpus` is given. Returns its exit status, or
+    128 + the signal that ended it. `environment`: variables in addition to this process's; `output`: a file
+    for what it prints.
 
     Raises InputError for a command that does not exist or cannot be run, and for a folder that is taken or
     cannot be made.
@@ -84,7 +84,7 @@ def run_watched(
 
 
 def _waited_for(process: subprocess.Popen[bytes]) -> int:
-    """Signals go on to the command, and it alone decides what they end."""
+    """The exit status of the command. Signals are passed on to it, and it alone decides what they end."""
 
     def forward(number: int, _: Any) -> None:
         process.send_signal(number)

@@ -1,5 +1,5 @@
-"""Python imports this as it starts (the folder is on PYTHONPATH): a process that calls a module of torch is
-watched from then on.
+"""Python imports this as it starts (its folder is on PYTHONPATH): a process is watched from its first call of
+a module of torch on.
 
 Nothing of harness is imported before: launchers and workers, which train nothing, start as they would.
 """
@@ -11,8 +11,8 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _AfterTorch:
-    """Finds torch as others would, and puts the first hooks in once it is imported: not when somebody only
-    asks whether it is there."""
+    """Finds torch as the other finders do, and sets the first hooks once it is imported, but not when a
+    program only asks whether it is installed."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
@@ -33,7 +33,8 @@ class _AfterTorch:
 
 
 def _note_recording(memory):
-    """How the program records memory itself, for who records too (harness/measure/device_memory.py)."""
+    """Keep the arguments with which the program records memory itself, for harness/measure/device_memory.py,
+    which records beside it."""
     from functools import wraps
 
     original = memory._record_memory_history_impl
@@ -48,8 +49,8 @@ def _note_recording(memory):
 
 
 def _wait_for_a_loop():
-    """Until the first call of a module, or the first step of an optimizer; a process that runs out of memory
-    before says what it held."""
+    """Wait for the first call of a module or the first step of an optimizer; a process that runs out of
+    memory before that says what it held."""
     from torch import OutOfMemoryError
     from torch.compiler import is_compiling
     from torch.nn.modules.module import register_module_forward_pre_hook
@@ -96,7 +97,7 @@ def _options():
 
 
 def _imported(options):
-    """What watches; None, and a sentence, where that cannot be imported here."""
+    """harness.loops; None, with a sentence on stderr, where it cannot be imported in this environment."""
     sys.path.append(options["harness"])
     try:
         import harness.loops
@@ -113,6 +114,7 @@ def _imported(options):
 
 
 def _hand_on():
+    """Import the sitecustomize that this one hides, if there is one."""
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != _HERE]
     hidden = sys.modules.pop("sitecustomize", None)
     try:
