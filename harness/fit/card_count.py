@@ -57,8 +57,7 @@ class Cards:
 
 
 def read_counts(text: str) -> list[int]:
-    """Read numbers of cards as in `1,2,4,8`, and sort them, each once. Raises InputError for anything
-    else."""
+    """The numbers of cards in text like `1,2,4,8`, sorted, each once. Raises InputError for anything else."""
     try:
         counts = sorted({int(part) for part in text.split(",")})
     except ValueError:

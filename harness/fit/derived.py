@@ -136,8 +136,7 @@ def derive(recipe: Recipe, hardware: Hardware, name: str = "recipe") -> DerivedF
 
 def _points(point: Point) -> list[Point]:
     """The points to simulate: `point`, one where both sizes are larger, and some between. A micro batch of
-    one row makes other requests than all others, since it needs no masks, so that only the sequence
-    varies."""
+    one row makes other requests than all others, since it needs no masks: then only the sequence varies."""
     rows, tokens = point
     if rows == 1:
         return [point, Point(1, tokens * 4), Point(1, tokens + 64)]

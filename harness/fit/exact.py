@@ -16,8 +16,7 @@ from harness.recipe import Recipe, check_recipe
 from harness.step_profile import StepProfile
 
 MOST_GUESSES = 8
-"""The number of values that are tried where the formula expects the limit. After them the interval is
-halved."""
+"""How many values are tried where the formula expects the limit. After them the interval is halved."""
 MOST_BEYOND = 3
 """The number of larger values that `fits_beyond` tries."""
 
@@ -41,8 +40,7 @@ class ExactFit:
     limit: str | None = None
     """Why there is no larger value, where memory is not the reason."""
     one_more_bytes: int | None = None
-    """What the next value takes more than the largest at the peak, by the formula; None where it is
-    unknown."""
+    """What the next value takes more at the peak than the largest, by the formula; None if unknown."""
     tried: dict[int, bool] = dataclasses.field(default_factory=dict[int, bool])
     """Every value that was tried, in order, and whether it fits."""
 
@@ -101,8 +99,7 @@ def fits_beyond(
 
 def fits_at_least(recipe: Recipe, simulations: Simulations) -> int:
     """The largest micro batch size that fits of two that are simulated: the recipe's own, and one a little
-    below where the limit then seems to be. 0 if neither fits. Raises InputError for what cannot be
-    simulated."""
+    below where the limit then seems to be. 0 if neither fits. Raises InputError if it cannot be simulated."""
     search = _Search(recipe, simulations, "micro_batch_size", 1, lambda value, fits: None)
     search.try_near_the_limit()
     return search.low
@@ -204,8 +201,7 @@ class _Search:
             found.limit = found.limit if profile is None else None
 
     def _profile(self, value: int) -> StepProfile | None:
-        """The step's profile with that value. None if the value is impossible: the reason is in
-        found.limit."""
+        """The step's profile with that value. None if it is impossible, for the reason in found.limit."""
         try:
             recipe = check_recipe({**self.recipe.model_dump(), self.found.field: value}, "fit")
             return self.simulations.profile(recipe)
@@ -216,8 +212,7 @@ class _Search:
             return None
 
     def _is_the_limit(self) -> bool:
-        """Whether low is the limit, because the formula that holds there says that one unit more does not
-        fit."""
+        """Whether low is the limit, since by the formula that holds there one unit more does not fit."""
         if not self.low or self.high - self.low == 1 or self.found.next_value is not None:
             return False
         after = self.low + 1
@@ -242,8 +237,7 @@ class _Search:
         return min(max(limit, low + 1), high - 1)
 
     def _by_what_grows(self, tried: int) -> int:
-        """The limit in units if all memory that does not stay from step to step is proportional to the
-        field."""
+        """The limit in units if all memory but what stays from step to step is proportional to the field."""
         recipe, simulations = self._with(tried), self.simulations
         kept = simulations.kept_bytes(recipe)
         grows = (simulations.least_bytes(recipe) or kept) - kept

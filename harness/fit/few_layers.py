@@ -17,8 +17,7 @@ from harness.recipe import Recipe
 from harness.step_profile import StepProfile
 
 PERIODS = (1, 2, 3, 4, 6)
-"""Numbers of layers after which a model's layers repeat. Gemma 3 repeats five layers with a window and one
-without."""
+"""Numbers of layers after which a model's layers repeat: in Gemma 3, five with a window and one without."""
 FEWEST = 4
 """The fewest layers that are simulated where every layer is like the one before it: the first and the last
 may make requests of their own."""
@@ -31,8 +30,7 @@ class Simulated(NamedTuple):
 
     log: RequestLog
     profile: StepProfile
-    """The profile of the model with the fewest layers, with the recipe and the host memory of the whole
-    one."""
+    """The profile of the model with the fewest layers, but with the whole one's recipe and host memory."""
     labels: dict[int, Label]
     """What each allocation is for, by its key in `log`."""
     times: dict[str, Times]
@@ -68,8 +66,7 @@ class FewLayers:
 
 
 class _Model:
-    """The model of one recipe, cut to few layers, at any sizes. Raises NotRepeated if its layers do not
-    repeat."""
+    """The model of one recipe, cut to few layers. Raises NotRepeated if its layers do not repeat."""
 
     def __init__(self, recipe: Recipe, devices: Sequence[Hardware], settings: Settings) -> None:
         if recipe.trust_remote_code or recipe.ddp:  # DDP's buckets end within layers

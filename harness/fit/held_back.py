@@ -28,8 +28,7 @@ NOTHING = 0.05
 """A change that makes a token slower by a smaller fraction than this is said to cost next to nothing. The
 median error of estimated time ratios of two recipes was 2.5 %, the largest 28 % (docs/time.md)."""
 TELLING = 0.01
-"""A fraction of the peak. Where less than this grows with the batch, a larger batch peaks at another
-moment."""
+"""A fraction of the peak. Where less grows with the batch, a larger batch peaks at another moment."""
 WORTH_A_SEARCH = 0.15
 """A fraction of the peak. Where the logits hold less than this, another loss saves little."""
 
@@ -115,8 +114,7 @@ def _each(name: str) -> str:
 
 
 def _of_rows(term: Term, point: Point) -> Size:
-    """The size of a term as if it grew with the batch alone, since a term seen at one size does not show
-    it."""
+    """The size of a term as if it grew with the batch alone, which a term seen at one size does not show."""
     each_bytes = term.size_bytes // term.count
     return Sum(((Fraction(each_bytes, point.micro_batch_size), Factors(batch=1)),))
 

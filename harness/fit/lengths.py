@@ -78,8 +78,7 @@ class Way:
 
 @dataclass
 class LengthsFit:
-    """The answer for one data set. Lengths are in tokens, of rows that were cut off at the recipe's
-    seq_len."""
+    """The answer for one data set. Lengths are in tokens, of rows cut off at the recipe's seq_len."""
 
     rows: int
     median: int
@@ -161,8 +160,7 @@ def _longer(examples: NDArray[np.int64], seq_len: int) -> int:
 
 
 def _padded(examples: NDArray[np.int64], epoch: Padded) -> Padded:
-    """The padding of an epoch of examples, from that of their longest rows: all rows of a batch are padded to
-    its longest."""
+    """The padding of an epoch of examples, from that of their longest rows, which all are padded to."""
     tokens = epoch.tokens * examples.shape[1]
     return Padded(tokens, 1 - int(examples.sum()) / tokens)
 

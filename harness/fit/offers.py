@@ -48,8 +48,7 @@ class Offer:
     slowdown: float | None = None
     """The time for a token with `overrides` over that without, where they make it fit; None if unknown."""
     micro_batch_size: int | None = None
-    """The micro batch size that is fastest on the device, where it was looked for; None for the recipe's
-    own."""
+    """The fastest micro batch size on the device, where it was looked for; None for the recipe's own."""
     step_s: float | None = None
     """The seconds of a step; None by arithmetic."""
     step_parts_s: dict[str, float] = field(default_factory=dict[str, float])
@@ -98,8 +97,7 @@ def unable(device: Hardware, recipe: Recipe) -> Offer:
 
 
 def too_small(device: Hardware, kept_bytes: int) -> Offer:
-    """The offer of a device with less memory than what stays from step to step. The whole need is not
-    known."""
+    """The offer of a device with less memory than what stays from step to step; the peak is not known."""
     offer = _offer(device, kept_bytes, None, None, fits=False)
     return replace(offer, reason=f"{kept_bytes / GIB:.1f} GiB stay on the device from step to step")
 
@@ -118,8 +116,7 @@ def estimated(recipe: Recipe, device: Hardware) -> Offer:
 
 
 def simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Offer:
-    """The offer by simulation. If the step does not fit, it says what the step needs with plenty of
-    memory."""
+    """The offer by simulation. If the step does not fit, it has what the step needs with plenty of memory."""
     profile = simulations.on(device, recipe)
     fits = profile.oom is None
     if not fits:

@@ -42,8 +42,7 @@ class Fit:
     changes: list[Change]
     """Changes to try where the recipe does not fit: those with the same result first, each group by time."""
     together: str = ""
-    """Overrides with which it fits, as few and as cheap as were found; empty if it fits or none are
-    enough."""
+    """Overrides with which it fits, as few and as cheap as were found; empty if there are none."""
 
 
 def fit(recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN) -> Fit:
@@ -85,8 +84,7 @@ def largest_within(limit: int, needs: Callable[[int], int], field: FitField, sha
 
 
 def largest(fits: Callable[[int], bool], highest: int) -> int:
-    """The largest n in 1..highest that fits; 0 if 1 does not. `fits` must be true up to some n, then
-    false."""
+    """The largest n in 1..highest that fits; 0 if 1 does not. `fits` must be true up to some n alone."""
     low, high = 0, 1
     while high <= highest and fits(high):
         low, high = high, high * 2

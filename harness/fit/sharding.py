@@ -136,8 +136,7 @@ class Sharded:
     source: Literal["simulated", "napkin"] = "napkin"
     """Where `peak_bytes`, `exposed_s` and `where` come from."""
     not_simulated: str = ""
-    """Why a strategy of PyTorch's engines could not be simulated; empty where it was, or is not one of
-    them."""
+    """Why a strategy of PyTorch's engines could not be simulated; empty for every other strategy."""
 
 
 @dataclass(frozen=True)
@@ -219,8 +218,7 @@ def strategies(
 def _simulated(
     rows: list[tuple[Sharded, Recipe]], hardware: Hardware, told: Callable[[str], None]
 ) -> Iterator[Sharded | Refused]:
-    """The rows with the numbers of a simulation of rank 0 of each recipe. Equal recipes are simulated
-    once."""
+    """The rows with the numbers of a simulation of rank 0 of each recipe, equal recipes once."""
     new = partial(Simulations, hardware, told=told, few_layers=True)
     all_at_once((new(), recipe) for recipe in dict.fromkeys(r for _, r in rows))
     simulations, warn = new(), cache(told)  # each warning once
@@ -286,8 +284,7 @@ def _by_napkin(alone: Memory, strategy: str, recipe: Recipe) -> Sharded:
 
 
 def _by_states(memory: Memory, strategy: str, gpus: int) -> Sharded:
-    """The row of model parallelism or a ZeRO stage by arithmetic, from the `memory` of the recipe on one
-    GPU."""
+    """The row of model parallelism or a ZeRO stage by arithmetic, from the recipe's `memory` on one GPU."""
     sizes = memory.sizes
     whole = States(sizes.parameter_bytes, sizes.gradient_bytes, sizes.device_state)
     states = model_states(strategy, whole, gpus)
@@ -309,8 +306,7 @@ def _fits(peak_bytes: float, hardware: Hardware) -> bool:
 
 def _hidden_s(memory: Memory, strategy: str) -> float:
     """The seconds of computation that can hide a strategy's communication. Gradients are complete, and are
-    sent, in the backward of the step's last micro batch; sharded parameters are gathered in every forward and
-    backward."""
+    sent, in the backward of the step's last micro batch; sharded parameters are gathered in all of them."""
     computing = Timing(memory.sizes).phases
     forward_s, backward_s = computing["forward"].seconds, computing["backward"].seconds
     if strategy in ("ZeRO-1", "ZeRO-2"):

@@ -1,5 +1,4 @@
-"""The strategies that divide a recipe among GPUs, side by side, as a table and as plain data. It imports no
-torch itself."""
+"""The strategies that divide a recipe among GPUs, as a table and as plain data. No torch of its own."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass

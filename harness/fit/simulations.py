@@ -79,8 +79,7 @@ class Simulations:
         return self._profile(recipe, self.hardware)
 
     def with_plenty(self, recipe: Recipe) -> StepProfile:
-        """Like `profile`, on a device with plenty of memory: what the recipe takes if memory never runs
-        out."""
+        """Like `profile`, with plenty of memory: what the recipe takes if memory does not run out."""
         self._learn(recipe)
         return self._profile(recipe, with_memory(self.hardware, PLENTY_BYTES))
 
@@ -90,8 +89,7 @@ class Simulations:
         return self.with_plenty(recipe)
 
     def time(self, recipe: Recipe) -> None:
-        """Simulate at these very sizes unless that was done. A formula gives the memory at other sizes, but
-        not the time."""
+        """Simulate at these very sizes unless that was done: no formula gives the time at other sizes."""
         if not self.is_timed(recipe):
             self._simulate(recipe, timed=True)
             self._profiles.clear()
@@ -174,8 +172,7 @@ class Simulations:
 
     def confirm(self, recipe: Recipe) -> None:
         """Simulate the model with all of its layers, unless that was done, to see that it makes the requests
-        that were derived from few layers. Raises NotRepeated where it does not: everything derived so was
-        wrong."""
+        that were derived from few layers. Raises NotRepeated where it does not."""
         expected, point = self.formula(recipe).knowing(point_of(recipe)), point_of(recipe)
         if expected is None or expected.knows_whole(point):
             return

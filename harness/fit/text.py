@@ -60,8 +60,7 @@ def fit_lines(
 
 
 def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> dict[str, Any]:
-    """The same as plain data. The `largest_` fields are by simulation where `seen_by_simulation`, otherwise
-    by arithmetic."""
+    """The same as plain data. `largest_` fields are arithmetic's unless `seen_by_simulation` is true."""
     arithmetic, values = found.arithmetic, _values(found)
     return {
         "recipe": name,

@@ -106,8 +106,7 @@ class Formula:
     host_bytes: dict[str, int] = field(default_factory=dict[str, int])
     """What each simulated step that offloads keeps in host memory, by sizes."""
     refused: str = ""
-    """Why the recipe's engine (FSDP2, DDP or TP) cannot divide the model; empty where it can or was not
-    asked."""
+    """Why the recipe's engine (FSDP2, DDP, TP) cannot divide the model; empty if it can or was not tried."""
     outcomes: dict[str, Any] = field(default_factory=dict[str, Any])
     """Replays that were made already, by sizes, device memory and allocator settings. At sizes that no piece
     knows exactly, an outcome is a guess, which is dropped when a new piece makes it another."""

@@ -141,8 +141,7 @@ class Piece:
         self.column_of = column_of
 
     def knows(self, point: Point) -> bool:
-        """Whether its sizes are exact at `point`: it was simulated there, or lies between simulated
-        points."""
+        """Whether its sizes are exact at `point`, which was simulated or lies between simulated points."""
         return self._spans(self.points, point)
 
     def knows_whole(self, point: Point) -> bool:

@@ -95,8 +95,7 @@ class _Place(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """Where the allocation is that is freed in copy `c` of one run: in a copy of another run, of `m`
-    copies."""
+    """Where the allocation is that is freed in copy `c` of one run: in a copy of a run of `m` copies."""
 
     run: int
     """The run of the allocation, or OUTSIDE."""
@@ -194,8 +193,7 @@ class RepeatedLayers:
 
     def _source(self, place: _Place, times: int) -> int:
         """The position in the log with the fewest layers of the item that the one at `place` repeats. It is
-        in a middle copy for a middle copy, since the first and the last layer may make requests of their
-        own."""
+        in a middle copy for a middle copy, since the first and the last layer may differ."""
         if place.run == OUTSIDE:
             return place.offset
         run = self._runs[place.run]
@@ -250,8 +248,7 @@ class _Rules(NamedTuple):
 
 
 def _part(copy: int, copies: int, first: int, last: int) -> tuple[str, int]:
-    """The part of a run that a copy is in: each of the `first` and the `last` copies is one, the middle
-    one."""
+    """The part of a run that a copy is in: each of the `first` and of the `last` is one, the middle one."""
     if copy < first:
         return "first", copy
     return ("last", copies - copy) if copies - copy <= last else ("middle", 0)

@@ -45,8 +45,7 @@ def rule(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def scratch(*parts_bytes: int) -> int:
-    """Bytes of one buffer for all parts: each rounded up to 256 B, and 255 B to align the first (cub's
-    AliasTemporaries)."""
+    """Bytes of one buffer for all parts, each aligned to 256 B, as is the first (cub's AliasTemporaries)."""
     return sum(round_up(part, ALIGNMENT) for part in parts_bytes) + ALIGNMENT - 1
 
 
