@@ -1,7 +1,7 @@
-"""What to say when the memory ran out: where, what filled it, and which changes of the recipe would help.
+"""Advice after a step ran out of memory: which changes of the recipe would make it fit.
 
-The changes and their savings are napkin's (fit/search.py), about right; what is called enough was simulated.
-So only the commands import this module, and hand `advise` to whoever measures or simulates.
+The changes and their savings are napkin's estimates (fit/changes.py); what is called enough was simulated.
+Measuring and simulating may import neither, so the commands hand them `advise` as an argument.
 """
 
 from harness.architecture import load_shape
@@ -14,24 +14,26 @@ from harness.step_profile import HardwareSummary, OutOfMemoryReport
 from harness.units import in_gib
 
 MOST_CHANGES = 5
-MOST_SEEN = 3
-"""Changes that are simulated at the most."""
+"""No more changes than this are listed."""
+MOST_SIMULATED = 3
+"""No more changes than this are simulated."""
 MOST_MICRO_BATCHES = 32
-"""Of a step: simulating more takes longer than an answer may."""
+"""A step of more micro batches is not simulated here: it takes longer than advice may."""
 NOT_ON_WINDOWS = ", not on Windows or WSL"
-"""Of unified memory: there the driver does not move it to the host when the device is full (CUDA C++
-Programming Guide, unified memory on Windows and WSL)."""
-LIKE = "a100-80gb"
-"""The device that stands for one that is not in the table."""
+"""Added to changes that need unified memory: there the driver does not move it to the host when the device is
+full (CUDA C++ Programming Guide, unified memory on Windows and WSL)."""
+STAND_IN = "a100-80gb"
+"""The device that stands for one that is not in the table of devices."""
 
 
 def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -> list[str]:
-    """What to change, each with the memory it saves and what it costs in time, the cheapest first.
+    """Lines that each name a change, the memory that it saves and its cost in time.
 
-    First what costs nothing, then changes that leave the result as it is, then others; each group by time.
-    Of those beyond MOST_CHANGES only the first that is enough by itself. The figures are napkin's: where it
-    cannot tell, a line says why. Of those that are enough by them, the first few are simulated on a device of
-    the table until one is seen to fit; of others it is said that they may be enough.
+    An allocator setting that costs nothing comes first, then changes that keep the training's result, then
+    others; each group is sorted by time. Of the changes beyond MOST_CHANGES only the first that is enough by
+    itself is listed. The figures are napkin's; where it cannot estimate, a line says why. Of the changes that
+    are enough by arithmetic, the first few are simulated until one fits, if the device is in the table; of
+    the others it is said that they may be enough.
     """
     lines: list[str] = []
     idle = report.reserved_unallocated_bytes or 0
@@ -54,15 +56,15 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
             for c in changes
             if not {"loss", "offload", "cpu_offload"} & c.fields.keys() and "paged" not in c.overrides
         ]
-    seen = _seen(recipe, hardware, changes) if known else {}
-    enough = next((c for c in changes if seen.get(c.overrides, not seen and c.fits)), None)
+    simulated = _simulated(recipe, hardware, changes) if known else {}
+    enough = next((c for c in changes if simulated.get(c.overrides, not simulated and c.fits)), None)
     listed = changes[:MOST_CHANGES]
     if enough is not None and enough not in listed:
         listed[-1] = enough
     for change in listed:
         time = f", time a token × {change.slowdown:.2f}" if known else ""
         result = "" if change.same_result else ", another training"
-        fits = seen.get(change.overrides)
+        fits = simulated.get(change.overrides)
         verdict = ", enough by itself" if fits else ", may be enough" if change.fits and fits is None else ""
         rows = recipe.micro_batch_size - change.fields.get("micro_batch_size", recipe.micro_batch_size)
         result = f" ({in_gib(change.saved_bytes // rows)} a {recipe.unit})" + result if rows else result
@@ -79,27 +81,29 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
     return lines
 
 
-def _seen(recipe: Recipe, hardware: Hardware, changes: list[Change]) -> dict[str, bool]:
-    """By overrides, whether a simulation fits: of the first changes that are enough by arithmetic, until one
-    does. Empty where nothing can be simulated."""
-    simulations, seen = Simulations(hardware), dict[str, bool]()
-    for change in [change for change in changes if change.fits][:MOST_SEEN]:
+def _simulated(recipe: Recipe, hardware: Hardware, changes: list[Change]) -> dict[str, bool]:
+    """Whether the recipe with a change fits in a simulation, by the change's overrides.
+
+    The first changes that are enough by arithmetic are simulated, until one fits. Empty where none can be.
+    """
+    simulations, found = Simulations(hardware), dict[str, bool]()
+    for change in [change for change in changes if change.fits][:MOST_SIMULATED]:
         other = changed(recipe, change.fields)
         if other.gradient_accumulation_steps > MOST_MICRO_BATCHES:
             continue
         try:
-            seen[change.overrides] = simulations.profile(other).oom is None
+            found[change.overrides] = simulations.profile(other).oom is None
         except InputError:
             continue
-        if seen[change.overrides]:
+        if found[change.overrides]:
             break
     simulations.keep()
-    return seen
+    return found
 
 
 def _hardware(device: HardwareSummary) -> tuple[Hardware, bool]:
-    """The device of the table that `device` is, and true; or one with as much memory, and false."""
+    """`device` as the table has it, and true; or STAND_IN with the memory of `device`, and false."""
     name = TABLE_NAMES.get(device.name, device.name)
     known = name in hardware_names()
-    hardware = find_hardware(name if known else LIKE)
+    hardware = find_hardware(name if known else STAND_IN)
     return with_memory(hardware, device.memory_bytes or hardware.memory_bytes), known

@@ -1,7 +1,8 @@
-"""What batches of examples of different lengths are like: padding, the worst batch, when it comes.
+"""Batches of examples of different lengths: how much padding they take, and when the worst batch comes.
 
-Rows are drawn without replacement, `rows` to a batch, each batch padded to its longest row: an epoch of a
-shuffled data set. Its exchangeability makes everything here exact but grouping by length. No torch.
+An epoch of a shuffled data set draws its rows without replacement, `rows` to a batch, and pads each batch to
+its longest row. All orders are equally likely, which makes everything here exact but grouping by length. No
+torch. `Lengths` are tokens of each row, shape (number of rows,).
 """
 
 from __future__ import annotations
@@ -15,21 +16,24 @@ if TYPE_CHECKING:
     Lengths = NDArray[np.int64]
 
 MEGABATCHES = 4
+"""The least number of megabatches (stretches that are sorted by length) in an epoch, if it has the rows."""
 LARGEST_MEGABATCH = 50
-"""Batches; both as get_length_grouped_indices (transformers/trainer_pt_utils.py) has them."""
+"""Batches in a megabatch at most. Both are as in get_length_grouped_indices
+(transformers/trainer_pt_utils.py).
+"""
 
 
 class Padded(NamedTuple):
-    """One epoch."""
+    """One epoch of padded batches."""
 
     tokens: float
-    """Of all rows after padding."""
+    """The tokens of all rows, padding included."""
     padding_share: float
-    """Of them."""
+    """The fraction of these tokens that is padding."""
 
 
 def padded_tokens(lengths: Lengths, rows: int) -> Padded:
-    """Expected over all orders of the data, the last, smaller batch included. Exact."""
+    """The expected padding of an epoch over all orders of the data, exact. Its last batch may be smaller."""
     whole, rest = divmod(len(lengths), rows)
     tokens = whole * rows * expected_longest(lengths, rows) if whole else 0.0
     if rest:
@@ -40,8 +44,9 @@ def padded_tokens(lengths: Lengths, rows: int) -> Padded:
 
 
 def expected_longest(lengths: Lengths, rows: int) -> float:
-    """The mean of the longest of `rows` rows drawn without replacement: the n-th shortest of N is the longest
-    with the chance C(n - 1, rows - 1) / C(N, rows).
+    """The expected length, in tokens, of the longest of `rows` rows drawn without replacement.
+
+    The n-th shortest of N rows is the longest with the probability C(n - 1, rows - 1) / C(N, rows).
     """
     import numpy as np
 
@@ -53,14 +58,16 @@ def expected_longest(lengths: Lengths, rows: int) -> float:
 
 
 def chance_in_an_epoch(number: int, longer: int, rows: int) -> float:
-    """That one of `longer` rows of `number` comes into a batch of `rows`: 1 but for the orders that put all
-    of them into what is left over for the last, smaller batch. Exact.
+    """The probability that a full batch of `rows` has one of the `longer` rows among `number`. Exact.
+
+    It is below 1 only by the orders that put all of them into the last, smaller batch.
     """
     return 1 - _none_among(number, longer, number - number % rows)
 
 
 def half_of_epochs_by(number: int, longer: int, rows: int) -> int | None:
-    """The batch, counted from 1, by which one of `longer` rows has come in half of all orders. Exact."""
+    """The batch, counted from 1, by which one of the `longer` rows has come in half of all orders. Exact;
+    None where none of them comes in half of all orders."""
     for batch in range(1, number // rows + 1):
         if 1 - _none_among(number, longer, batch * rows) >= 0.5:
             return batch
@@ -68,7 +75,7 @@ def half_of_epochs_by(number: int, longer: int, rows: int) -> int | None:
 
 
 def grouped_padded_tokens(lengths: Lengths, rows: int, seed: int) -> Padded:
-    """One epoch grouped by length, shuffled by `seed`."""
+    """The padding of one epoch that is grouped by length after it was shuffled with `seed`."""
     import numpy as np
 
     order = grouped_order(lengths, rows, np.random.default_rng(seed).permutation(len(lengths)))
@@ -81,8 +88,10 @@ def grouped_padded_tokens(lengths: Lengths, rows: int, seed: int) -> Padded:
 
 
 def grouped_order(lengths: Lengths, rows: int, shuffled: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The shuffled rows cut into stretches of some batches, each sorted from its longest, the longest of all
-    first: transformers' LengthGroupedSampler (train_sampling_strategy="group_by_length").
+    """The order of rows in which transformers' LengthGroupedSampler reads the `shuffled` row numbers.
+
+    They are cut into stretches of some batches (megabatches), each sorted from its longest row down, and the
+    longest row of all comes first (train_sampling_strategy="group_by_length").
     """
     import numpy as np
 
@@ -95,7 +104,7 @@ def grouped_order(lengths: Lengths, rows: int, shuffled: NDArray[np.int64]) -> N
 
 
 def _none_among(number: int, longer: int, drawn: int) -> float:
-    """The chance that `drawn` rows of `number` hold none of `longer` ones."""
+    """The probability that `drawn` rows of `number` have none of the `longer` ones among them."""
     import numpy as np
 
     left = np.arange(longer)

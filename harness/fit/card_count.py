@@ -1,7 +1,7 @@
 """How many cards of each kind a recipe needs: the smallest number that fits, and the cheapest. No torch.
 
-A recipe of one GPU is divided by FSDP2, which is what makes a card need less; one that says how it is divided
-keeps that. Every rank has the recipe's own rows, so that N cards do N times the work of a step.
+A recipe of one GPU is divided by FSDP2, so that each card needs less memory; a recipe that says how it is
+divided keeps that. Every rank has the recipe's micro batch, so that N cards do N times the work of a step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,46 +14,50 @@ from harness.fit.offers import GIB, Offer, by_verdict
 from harness.recipe import Recipe, check_recipe, on_ranks
 
 MOST_CARDS = 65_536
+"""A larger number of cards is refused."""
 
 
 @dataclass(frozen=True)
 class Cards:
-    """`gpus` cards of one kind; `offer` is of one of them, and of the rank that it runs."""
+    """A number of cards of one kind that train together."""
 
     gpus: int
+    """How many cards there are."""
     offer: Offer
+    """What one of the cards does with its rank's part of the recipe."""
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of all cards together."""
-        alone = self.offer.tokens_per_s
-        return alone * self.gpus if alone is not None and self.offer.fits else None
+        """The tokens that all cards together train on in a second; None where they cannot run the recipe."""
+        one_card = self.offer.tokens_per_s
+        return one_card * self.gpus if one_card is not None and self.offer.fits else None
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of all cards together."""
+        """The price of an hour of all cards together; None where no price was given."""
         return None if self.offer.price_per_hour is None else self.offer.price_per_hour * self.gpus
 
     @property
     def cost_per_million_tokens(self) -> float | None:
-        """As of one card: price and tokens grow alike, but for what the ranks wait for each other."""
+        """The same as that of one card, since price and tokens both grow with the number of cards. What the
+        ranks wait for each other is in the card's own speed."""
         return self.offer.cost_per_million_tokens
 
     def hours(self, tokens: int) -> float | None:
-        """Of training on so many tokens, on all cards together."""
-        alone = self.offer.hours(tokens)
-        return None if alone is None else alone / self.gpus
+        """The hours of training on so many tokens with all cards together; None where they cannot."""
+        one_card = self.offer.hours(tokens)
+        return None if one_card is None else one_card / self.gpus
 
     def document(self, tokens: int = 0) -> dict[str, Any]:
-        """JSON-able fields: those of a card, and of all together; with `tokens`, what training on so many
-        takes."""
+        """Fields for JSON: those of one card, and those of all together. With `tokens` there are also the
+        hours and the cost of training on so many."""
         together = {"all_tokens_per_s": self.tokens_per_s, "all_price_per_hour": self.price_per_hour}
         of_all = {"hours": self.hours(tokens)} if tokens else {}
         return {"gpus": self.gpus} | self.offer.document(tokens) | together | of_all
 
 
 def read_counts(text: str) -> list[int]:
-    """`1,2,4,8` as numbers, in order, each once. Raises InputError for anything else."""
+    """The numbers of cards in text like `1,2,4,8`, sorted, each once. Raises InputError for anything else."""
     try:
         counts = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -64,7 +68,8 @@ def read_counts(text: str) -> list[int]:
 
 
 def among(recipe: Recipe, gpus: int) -> Recipe:
-    """The recipe on so many cards: as it says itself, or by FSDP2. Raises InputError where it cannot be."""
+    """The recipe on `gpus` cards: divided as it says itself, or else by FSDP2. Raises InputError where it
+    cannot be divided so."""
     asked_by = f"--gpus {gpus}"
     if not recipe.distributed and gpus > 1:
         fields = recipe.model_dump() | {"parallel": "fsdp", "dp_shard": gpus}
@@ -78,8 +83,11 @@ def compare_counts(
     prices: dict[str, float],
     told: Callable[[str], None] = lambda line: None,
 ) -> list[Cards]:
-    """Every number of cards of every device, by arithmetic: simulating a rank of each would take minutes.
-    Raises InputError as `compare_hardware` and `among` do."""
+    """Every number in `counts` of cards of every device, by arithmetic, since simulating each takes minutes.
+
+    `prices` are per hour and card, by device name. `told` is called with lines about the progress. Raises
+    InputError as `compare_hardware` and `among` do.
+    """
     return [
         Cards(gpus, offer)
         for gpus in counts
@@ -88,8 +96,8 @@ def compare_counts(
 
 
 def render_counts(name: str, found: Sequence[Cards], tokens: int = 0) -> str:
-    """For each device the smallest number of cards that fits, then the smallest and the cheapest of all. With
-    `tokens`, the hours and the cost of training on so many."""
+    """A table with the smallest number of cards that fits for each device, and then the smallest and the
+    cheapest of all. With `tokens` it has the hours and the cost of training on so many."""
     return "\n".join(_lines(name, found, tokens)) + "\n"
 
 
@@ -139,6 +147,7 @@ def _lines(name: str, found: Sequence[Cards], tokens: int) -> Iterator[str]:
 
 
 def _by_device(found: Sequence[Cards]) -> list[list[Cards]]:
+    """The cards in one list for each device."""
     devices: dict[str, list[Cards]] = {}
     for cards in found:
         devices.setdefault(cards.offer.name, []).append(cards)
@@ -146,5 +155,5 @@ def _by_device(found: Sequence[Cards]) -> list[list[Cards]]:
 
 
 def _fewest(cards: Sequence[Cards]) -> Cards | None:
-    """The fewest cards of a device that fit."""
+    """The smallest number among `cards`, which are of one device, that fits; None if none does."""
     return min((each for each in cards if each.offer.fits), key=lambda each: each.gpus, default=None)

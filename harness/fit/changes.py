@@ -1,6 +1,6 @@
 """What to change in a recipe so that it needs less: single changes, and the fewest that are enough together.
 
-No torch. What a recipe needs is asked of whoever knows: napkin's arithmetic, or a simulation.
+No torch. The caller says how a recipe is priced: by napkin's arithmetic, or by simulations.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,9 +16,9 @@ from harness.napkin import Timing, estimate, required_bytes
 from harness.recipe import Recipe
 
 WORTHWHILE = 0.005
-"""A change that saves a smaller fraction than this is not suggested."""
+"""A change that saves a smaller fraction of the required memory than this is not suggested."""
 SHORTEST_HALVED = 256
-"""A sequence of fewer tokens is not suggested to be halved."""
+"""Halving the sequence is suggested only from this many tokens on."""
 
 SAME_RESULT: tuple[dict[str, Any], ...] = (
     {"attention": "sdpa"},
@@ -44,36 +44,40 @@ OTHER_RESULT: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Change:
-    """One thing to change, and what it does to the recipe as it is."""
+    """One change of a recipe, and what memory and time it costs or saves."""
 
     fields: dict[str, Any]
+    """The recipe fields that it sets, with their values."""
     overrides: str
-    """Those that differ from the recipe, as a shell takes them."""
+    """The fields that differ from the recipe, as `field=value` words for a shell."""
     required_bytes: int
+    """The memory that the changed recipe needs."""
     saved_bytes: int
-    """At the peak. This and the slowdown are a simulation's where `seen` and `fits`, else arithmetic's."""
+    """How much less that is at the peak. It and `slowdown` are from simulations where `seen` and `fits` are
+    true, and otherwise by arithmetic."""
     slowdown: float
-    """Time a token takes after, over before: below 1 it is faster."""
+    """The time for a token after the change over that before it. Below 1 the change makes it faster."""
     fits: bool
-    """After it the recipe fits: as it was seen in a simulation, or else by arithmetic."""
+    """Whether the changed recipe fits: in a simulation where `seen` is true, otherwise by arithmetic."""
     same_result: bool
+    """Whether the same weights are still trained to the same values, but for rounding."""
     seen: bool = False
-    """`fits` was seen in a simulation."""
+    """Whether the changed recipe was simulated."""
 
 
 class Price(NamedTuple):
-    """What a recipe costs on a device: bytes it must have, and tokens a second."""
+    """The cost of a recipe on a device: the bytes that it needs, and its speed in tokens per second."""
 
     required_bytes: int
     tokens_per_s: float
 
 
 Pricing = Callable[[Recipe], Price]
-"""The price of a recipe. Raises InputError for one that cannot be had on that device."""
+"""A function that prices a recipe. It raises InputError for one that the device cannot run."""
 
 
 def by_arithmetic(hardware: Hardware, shape: ModelShape) -> Pricing:
-    """Napkin's prices on `hardware`, for a model of `shape`."""
+    """A function that prices recipes on `hardware`, for a model of `shape`, by napkin's arithmetic."""
 
     def price(recipe: Recipe) -> Price:
         memory = estimate(recipe, hardware, shape)
@@ -83,15 +87,16 @@ def by_arithmetic(hardware: Hardware, shape: ModelShape) -> Pricing:
 
 
 def suggestions(recipe: Recipe, limit_bytes: int, price: Pricing) -> list[Change]:
-    """Single changes that lower what `recipe` needs: those that keep the result first, each group by time.
+    """Single changes that lower the memory that `recipe` needs by at least WORTHWHILE of it.
 
-    None that saves less than WORTHWHILE of it. `fits`: it then needs at most `limit_bytes`.
+    Those that keep the training's result come first, and each group is sorted by time. Change.fits says
+    whether the changed recipe needs at most `limit_bytes`.
     """
     now = price(recipe)
     found: list[Change] = []
     for same_result, change in _candidates(recipe):
         fields = change
-        if "offload" in change:  # beside what is offloaded already
+        if "offload" in change:  # added to what the recipe offloads already
             fields = {"offload": tuple(dict.fromkeys((*recipe.offload, *change["offload"])))}
         after = _price_with(recipe, fields, price)
         if after is None or now.required_bytes - after.required_bytes < WORTHWHILE * now.required_bytes:
@@ -113,11 +118,12 @@ def suggestions(recipe: Recipe, limit_bytes: int, price: Pricing) -> list[Change
 def combined(
     recipe: Recipe, limit_bytes: int, changes: list[Change], price: Pricing
 ) -> dict[str, Any] | None:
-    """The fields of those of `changes` with which the recipe fits `limit_bytes`; None: not even with all.
+    """The fields of the fewest `changes` with which the recipe fits `limit_bytes`; None if not even all are
+    enough.
 
-    They are made one after the other, the cheapest first, each kept if it lowers what is needed; and those
-    without which it fits all the same are left out again, the dearest first. Where that is not enough, a
-    cheaper change may exclude one that saves more: then each is tried as the first.
+    Changes are added one after the other, the cheapest first, each kept if it lowers the need. Those that
+    turn out not to be needed are left out again, the dearest first. A cheap change may exclude one that saves
+    more, so where that is not enough each change is tried as the first.
     """
     for first in ([], *([change] for change in changes)):
         enough = _enough(recipe, limit_bytes, first, changes, price)
@@ -129,11 +135,12 @@ def combined(
 def _enough(
     recipe: Recipe, limit_bytes: int, first: list[Change], changes: list[Change], price: Pricing
 ) -> dict[str, Any] | None:
+    """`combined`, beginning with the changes in `first`."""
     kept = first
-    begun = _price_with(recipe, _together(kept), price)
-    if begun is None:
+    start = _price_with(recipe, _together(kept), price)
+    if start is None:
         return None
-    needed = begun.required_bytes
+    needed = start.required_bytes
     for change in changes:
         if needed <= limit_bytes:
             break
@@ -151,7 +158,7 @@ def _enough(
 
 
 def _together(changes: list[Change]) -> dict[str, Any]:
-    """The fields of all changes, of two that set the same field the later one's; offloads add up."""
+    """The fields of all changes. Where two set the same field the later one wins, but offloads add up."""
     fields: dict[str, Any] = {}
     for change in changes:
         offload = (*fields.get("offload", ()), *change.fields.get("offload", ()))
@@ -162,7 +169,8 @@ def _together(changes: list[Change]) -> dict[str, Any]:
 
 
 def _price_with(recipe: Recipe, fields: dict[str, Any], price: Pricing) -> Price | None:
-    """The price after a change; None if it breaks a rule, or this model or device cannot have it."""
+    """The price of the recipe with `fields`; None if they break a rule, or model or device cannot have
+    them."""
     try:
         return price(changed(recipe, fields))
     except (ValidationError, InputError):
@@ -170,6 +178,7 @@ def _price_with(recipe: Recipe, fields: dict[str, Any], price: Pricing) -> Price
 
 
 def _candidates(recipe: Recipe) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """Every change to look at: whether it keeps the training's result, and its fields."""
     for fields in SAME_RESULT:
         yield True, fields
     if recipe.micro_batch_size > 1:
@@ -188,12 +197,13 @@ def changed(recipe: Recipe, fields: dict[str, Any]) -> Recipe:
 
 
 def overrides(recipe: Recipe, fields: dict[str, Any]) -> str:
-    """Those of `fields` that differ from the recipe, as a shell takes them."""
+    """Those of `fields` that differ from the recipe, as `field=value` words for a shell."""
     differing = {name: value for name, value in fields.items() if value != getattr(recipe, name)}
     return " ".join(f"{name}={_spelled(value)}" for name, value in differing.items())
 
 
 def _spelled(value: Any) -> str:
+    """A field's value as the command line takes it."""
     if isinstance(value, tuple):  # brackets mean something to a shell
         names = cast("tuple[str, ...]", value)
         return names[0] if len(names) == 1 else f"'[{','.join(names)}]'"

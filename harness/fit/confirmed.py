@@ -1,7 +1,7 @@
-"""The largest micro batch and sequence that a simulation has seen to fit, and what to change when none does.
+"""The largest micro batch and sequence that fit in a simulation, and what to change when none does.
 
-The formula of a few simulated steps says where to look, a simulated step decides (fit/exact.py). A recipe
-that cannot be simulated keeps what arithmetic says (fit/search.py), which also prices changes.
+The formula of a few simulated steps says where to look, and a simulated step decides (fit/exact.py). For a
+recipe that cannot be simulated the answer is arithmetic's (fit/search.py), which also prices changes.
 """
 
 from collections.abc import Callable
@@ -43,42 +43,41 @@ from harness.system import collected_by_hand
 from harness.units import in_gib
 
 SEEN_TO_FIT = 2
-"""Changes of each group (the same result, another) that are looked for until so many are seen to fit."""
-MOST_COMBINATIONS = 4
-ROOM = 0.03  # of the memory: what leaves so much by arithmetic is likely to fit
+"""Changes of each group (those that keep the result, those that do not) are simulated until this many fit."""
+MOST_COMBINATIONS = 4  # of changes, that are simulated
+ROOM = 0.03  # of the memory: what leaves so much free by arithmetic is likely to fit in a simulation
 EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
-MORE_RANKS = (2, 4, 8)
-"""Times as many GPUs are tried, until they are enough."""
+MORE_RANKS = (2, 4, 8)  # multiples of the recipe's number of GPUs that are tried until one is enough
 
 
 @dataclass
 class ConfirmedFit:
-    """What was seen to fit, beside what arithmetic says."""
+    """The sizes that fit in simulations, with arithmetic's estimates, and changes that would help."""
 
     arithmetic: Fit | None
-    """None for a model that napkin has no arithmetic for."""
+    """None for a model that napkin cannot estimate."""
     largest: dict[FitField, ExactFit] = field(default_factory=dict[FitField, ExactFit])
-    """Empty where nothing could be simulated."""
+    """The largest value of each field by simulation. Empty where nothing could be simulated."""
     expandable: dict[FitField, ExactFit] = field(default_factory=dict[FitField, ExactFit])
-    """Larger values that fit with expandable_segments:True, where that changes the answer."""
+    """The larger values that fit with expandable_segments:True, where that changes the answer."""
     changes: list[Change] = field(default_factory=list[Change])
+    """Single changes that lower the memory that is needed, where the recipe does not fit."""
     together: str = ""
-    """Overrides with which it was seen to fit."""
+    """Overrides that fitted together in a simulation; by arithmetic alone where nothing was simulated."""
     wider: dict[str, bool] = field(default_factory=dict[str, bool])
-    """Where the recipe does not fit as it is: whether it was seen to fit with other settings of the
-    allocator, and on more GPUs, without another change."""
+    """Whether a recipe that does not fit does with expandable segments, and on more GPUs; by description."""
     num_parameters: int | None = None
-    """Of the model, without an adapter; None where its config tells too little."""
+    """The model's parameters, without an adapter; None where its config says too little."""
     notes: list[str] = field(default_factory=list[str])
-    unsimulated: str = ""  # why nothing could be; a run may be refused for the same reason
+    unsimulated: str = ""  # why nothing could be simulated; a run may be refused for the same reason
     held_back: HeldBack | None = None
-    """What the memory is that keeps a larger micro batch from fitting; None where nobody knows."""
+    """Which memory keeps a larger micro batch from fitting; None where it is not known."""
     neutral: NeutralChange | None = None
-    """What lets a larger micro batch fit and changes no weight."""
+    """A change that lets a larger micro batch fit and trains to the same weights; or None."""
 
     @classmethod
     def by_arithmetic(cls, fit: Fit) -> "ConfirmedFit":
-        """What arithmetic says, and nothing seen."""
+        """The answer where nothing was simulated."""
         return cls(fit, changes=fit.changes, together=fit.together, num_parameters=fit.num_parameters)
 
     @property
@@ -88,7 +87,7 @@ class ConfirmedFit:
 
     @property
     def fits_something(self) -> bool:
-        """Whether there is a size that fits."""
+        """Whether any size fits."""
         if self.seen:
             return any(found.value for found in self.largest.values())
         return self.arithmetic is not None and bool(
@@ -105,9 +104,10 @@ def fit_confirmed(
     margin: float = DEFAULT_MARGIN,
     told: Callable[[str], None] = lambda line: None,
 ) -> ConfirmedFit:
-    """What of `recipe` fits `hardware`. Where arithmetic alone can answer, it leaves `margin` of the memory.
+    """The largest sizes of `recipe` that fit `hardware`, and changes that help where it does not fit.
 
-    `told` hears the outcome of each simulation. Raises InputError for what neither can answer.
+    Where arithmetic alone can answer, it leaves the fraction `margin` of the memory free. `told` is called
+    with a line about the outcome of each simulation. Raises InputError where neither can answer.
     """
     usable_bytes(hardware, margin)
     try:
@@ -130,7 +130,7 @@ def _search(
     *,
     few_layers: bool,
 ) -> ConfirmedFit:
-    """Around what arithmetic says, or where it does not: why. Raises NotRepeated as Simulations.confirm."""
+    """Search around what `arithmetic` proposes; `unknown` says why it has nothing. Raises NotRepeated."""
     found = ConfirmedFit.by_arithmetic(arithmetic) if arithmetic else ConfirmedFit(None)
     with suppress(InputError):
         found.num_parameters = num_parameters(load_shape(recipe.model), recipe.head_outputs)
@@ -153,22 +153,22 @@ def _search(
 
 @dataclass
 class _Confirming:
-    """Simulates what arithmetic proposes."""
+    """Simulates what arithmetic proposes, and writes what it sees into `found`."""
 
     recipe: Recipe
     hardware: Hardware
     settings: Settings
     found: ConfirmedFit
     told: Callable[[str], None]
-    few_layers: bool
+    few_layers: bool  # whether models are simulated with few of their layers (fit/few_layers.py)
 
     def __post_init__(self) -> None:
         self.simulations = Simulations(self.hardware, self.settings, few_layers=self.few_layers)
         self._enough: Recipe | None = None
-        """What was seen to fit where the recipe does not: with all changes that it takes, or one of them."""
+        """A changed recipe that fitted in a simulation, where the recipe itself does not fit."""
 
     def sizes(self) -> None:
-        """The largest value of both fields, and whether expandable segments would allow a larger one."""
+        """Find the largest value of both fields, and whether expandable segments would allow a larger one."""
         self._begin()
         axes = both_at_once(
             self.simulations, lambda: self._along("micro_batch_size"), lambda: self._along("seq_len")
@@ -179,9 +179,8 @@ class _Confirming:
                 self.found.expandable[name] = expandable
 
     def _begin(self) -> None:
-        """Simulate the recipe, where both searches begin, and beside it sizes that are a little more than
-        what fits by arithmetic, or the shortest sequence where the recipe's own does not fit: between them
-        the formula knows where the end is."""
+        """Simulate the recipe, where both searches begin, and sizes a little beyond what fits by arithmetic,
+        or the shortest sequence where the recipe does not fit: between them the formula knows the limit."""
         simulations, recipe, step = self.simulations, self.recipe, self._step("seq_len")
         if simulations.knows(recipe):
             return
@@ -189,32 +188,32 @@ class _Confirming:
         others: list[dict[str, int]] = [{"seq_len": step}]
         fitting = [c for c in self.found.changes if c.required_bytes <= self.hardware.memory_bytes]
         if fitting and not tokens:  # it surely does not fit: what it takes is asked for
-            return self._ahead(fitting, [recipe, recipe.model_copy(update=others[0])])
+            return self._simulate_changes(fitting, [recipe, recipe.model_copy(update=others[0])])
         if tokens > recipe.seq_len:
             # odd numbers of steps: what is derived from them holds at every one (Piece.sequence_step)
             middle, longest = ((tokens // step + 1) // part * 2 - 1 for part in (4, 2))
             others = [{"seq_len": longest * step}, {"seq_len": middle * step}][: 1 + self.few_layers]
         first = [recipe]
         if self.few_layers and rows > recipe.micro_batch_size:
-            # one row is a step of its own, whose masks are not made
-            some = [rows, 2] if recipe.micro_batch_size == 1 else [rows]
-            first += [recipe.model_copy(update={"micro_batch_size": n}) for n in some]
-        self._look_at(first, [recipe.model_copy(update=other) for other in others])
+            # a micro batch of one row makes other requests than all others, since it needs no masks
+            micro_batches = [rows, 2] if recipe.micro_batch_size == 1 else [rows]
+            first += [recipe.model_copy(update={"micro_batch_size": n}) for n in micro_batches]
+        self._simulate(first, [recipe.model_copy(update=other) for other in others])
 
     def _a_little_more(self, name: FitField) -> int:
-        """Of the field than what fits by arithmetic; 0 without arithmetic."""
+        """A value of the field that is 9/8 of the largest that fits by arithmetic; 0 without arithmetic."""
         if self.found.arithmetic is None:
             return 0
         needs = needs_of(self.recipe, self.hardware, name, shape := load_shape(self.recipe.model))
         return largest_within(self.hardware.memory_bytes, needs, name, shape) * 9 // 8
 
-    def _look_at(
+    def _simulate(
         self, first: list[Recipe], second: list[Recipe], *, timed: bool = False, whole: Recipe | None = None
     ) -> None:
-        """Simulate both in two processes: where they are `timed` with their times, `whole` with all layers.
-        What cannot be simulated, the search finds out."""
+        """Simulate both lists, in two processes: with their times if `timed`, and `whole` with all layers.
+        The search finds out later what cannot be simulated."""
 
-        def look(recipes: list[Recipe]) -> None:
+        def simulate(recipes: list[Recipe]) -> None:
             for recipe in recipes:
                 with suppress(InputError):
                     if recipe is whole:
@@ -223,10 +222,10 @@ class _Confirming:
                         self.simulations.timed(recipe)
                     self.simulations.profile(recipe)
 
-        both_at_once(self.simulations, lambda: look(first), lambda: look(second))
+        both_at_once(self.simulations, lambda: simulate(first), lambda: simulate(second))
 
     def _along(self, name: FitField) -> tuple[ExactFit, ExactFit | None]:
-        """The largest value of a field; and a larger one with expandable segments, where there is one."""
+        """The largest value of a field, and a larger one with expandable segments, where there is one."""
         largest = fit_exact(
             self.recipe,
             self.simulations,
@@ -237,7 +236,7 @@ class _Confirming:
         return largest, self._with_expandable_segments(name, largest)
 
     def _step(self, name: FitField) -> int:
-        """Of a long sequence, about the 64th part, in powers of two."""
+        """The step between tried values. For a long sequence, about its 64th part, in powers of two."""
         step, expected = MULTIPLES[name], self.found.arithmetic
         if name == "seq_len":
             tokens = expected.seq_len if expected is not None else self.recipe.seq_len
@@ -246,7 +245,7 @@ class _Confirming:
         return step
 
     def _with_expandable_segments(self, name: FitField, known: ExactFit) -> ExactFit | None:
-        """More, where memory ran out although the pieces that were left would have been enough."""
+        """A larger value with expandable segments, where memory ran out only by fragmentation; else None."""
         oom = known.next_profile.oom if known.next_profile is not None else None
         if oom is None or self.settings.expandable_segments:
             return None
@@ -262,7 +261,7 @@ class _Confirming:
         return larger if larger.value is not None else None
 
     def what_holds_it_back(self) -> None:
-        """Of the largest micro batch that fits, or of the recipe as it is; and what is free to change."""
+        """Find which memory keeps a larger micro batch from fitting, and whether a neutral change helps."""
         rows = self.found.largest["micro_batch_size"].value
         recipe = self.recipe.model_copy(update={"micro_batch_size": rows or self.recipe.micro_batch_size})
         held = held_back(recipe, self.simulations)
@@ -270,20 +269,20 @@ class _Confirming:
             return
         self.found.held_back = held
         if held.logits:
-            self._look_at_neutral(recipe)
+            self._simulate_neutral(recipe)
             other = with_neutral_change(recipe, self.simulations)
             if other is not None and other.micro_batch_size > (rows or 0):
                 self.found.neutral = other
                 self._tell(f"{other.overrides} micro_batch_size={other.micro_batch_size}", True)
 
-    def _look_at_neutral(self, recipe: Recipe) -> None:
-        """What the search with it begins with: where that is one row, two rows are a step of their own."""
+    def _simulate_neutral(self, recipe: Recipe) -> None:
+        """Simulate what the search with the neutral change begins with: one row, and two, which differ."""
         other = neutrally_changed(recipe)
         if other is not None and recipe.micro_batch_size == 1 and not self.simulations.knows(other):
-            self._look_at([other], [other.model_copy(update={"micro_batch_size": 2})], timed=True)
+            self._simulate([other], [other.model_copy(update={"micro_batch_size": 2})], timed=True)
 
     def what_to_change(self) -> None:
-        """Where the recipe does not fit as it is: single changes and the fewest together, seen to fit."""
+        """Where the recipe does not fit: find single changes, and the fewest together, with which it does."""
         rows = self.found.largest["micro_batch_size"].value or 0
         if rows >= self.recipe.micro_batch_size:
             self.found.changes, self.found.together = [], ""
@@ -291,12 +290,11 @@ class _Confirming:
         price = self._price()
         limit = min(self.hardware.memory_bytes, price(self.recipe).required_bytes - 1)  # it does not fit
         changes = suggestions(self.recipe, limit, price)
-        self.found.changes = self._seen(changes)
+        self.found.changes = self._simulated(changes)
         self.found.together = self._together(changes, limit, price)
 
     def what_is_wider(self) -> None:
-        """Where the recipe does not fit as it is: other settings of the allocator, and of several GPUs twice
-        as many, and so on."""
+        """Where the recipe does not fit: see whether it does with expandable segments, or on more GPUs."""
         rows = self.found.largest["micro_batch_size"].value or 0
         if rows >= self.recipe.micro_batch_size:
             return
@@ -314,12 +312,13 @@ class _Confirming:
                     return
 
     def confirm(self) -> None:
-        """See with all layers what was found with few, where no size fits: what is enough, or the recipe."""
+        """Where no size fits, confirm with all layers that a changed recipe does, or the recipe does not."""
         if not any(found.value for found in self.found.largest.values()):
             self.simulations.confirm(self._enough or self.recipe)
         self.simulations.keep()
 
     def _price(self) -> Pricing:
+        """How changes are priced: by arithmetic, or by simulations where napkin cannot estimate the model."""
         if self.found.arithmetic is not None:
             return by_arithmetic(self.hardware, load_shape(self.recipe.model))
         prices: dict[str, Price] = {}
@@ -336,17 +335,17 @@ class _Confirming:
 
         return price
 
-    def _seen(self, changes: list[Change]) -> list[Change]:
-        """The changes, with what a simulation says of the first of each group that fit by arithmetic."""
-        self._ahead([change for change in changes if change.fits], [self.recipe])
-        seen: list[Change] = []
+    def _simulated(self, changes: list[Change]) -> list[Change]:
+        """The changes, with a simulation's numbers for the first of each group that fit by arithmetic."""
+        self._simulate_changes([change for change in changes if change.fits], [self.recipe])
+        found: list[Change] = []
         for change in changes:
-            enough = sum(c.seen and c.fits for c in seen if c.same_result == change.same_result)
-            seen.append(self._looked_at(change) if change.fits and enough < SEEN_TO_FIT else change)
-        return seen
+            fitting = sum(c.seen and c.fits for c in found if c.same_result == change.same_result)
+            found.append(self._simulated_change(change) if change.fits and fitting < SEEN_TO_FIT else change)
+        return found
 
-    def _looked_at(self, change: Change) -> Change:
-        """The change with what a simulation says of it."""
+    def _simulated_change(self, change: Change) -> Change:
+        """The change with a simulation's numbers."""
         other = changed(self.recipe, change.fields)
         fits = self._fits(other) is None
         change = replace(change, fits=fits, seen=True)
@@ -358,23 +357,24 @@ class _Confirming:
         now, then = before.step.tokens_per_s, after.step.tokens_per_s
         return replace(change, saved_bytes=saved, slowdown=now / then if now and then else change.slowdown)
 
-    def _ahead(self, fitting: list[Change], beside: list[Recipe]) -> None:
-        """Simulate what will be asked for, in two processes. What is surely enough has to be seen with all
-        layers then, which takes about as long as two others with few."""
+    def _simulate_changes(self, fitting: list[Change], others: list[Recipe]) -> None:
+        """Simulate the recipe with each change that will be asked for, and `others`, in two processes. One
+        that surely fits is simulated with all layers, since it will be confirmed so; that takes about as long
+        as two others with few layers."""
         groups = [[change for change in fitting if change.same_result is same] for same in (True, False)]
         first = [change for group in groups for change in group[:SEEN_TO_FIT]]
-        asked = [(changed(self.recipe, change.fields), change.required_bytes) for change in first]
-        unknown = [(recipe, needed) for recipe, needed in asked if not self.simulations.knows(recipe)]
+        needs = [(changed(self.recipe, change.fields), change.required_bytes) for change in first]
+        unknown = [(recipe, needed) for recipe, needed in needs if not self.simulations.knows(recipe)]
         room = self.hardware.memory_bytes * ROOM
         whole = next((r for r, needed in unknown if needed + room <= self.hardware.memory_bytes), None)
-        others = [recipe for recipe, _ in unknown if recipe != whole]
+        cut = [recipe for recipe, _ in unknown if recipe != whole]
         if unknown:
-            here = [*([whole] if whole else []), *others[2:]]
-            self._look_at(here, [*beside, *others[:2]], timed=True, whole=whole)
+            here = [*([whole] if whole else []), *cut[2:]]
+            self._simulate(here, [*others, *cut[:2]], timed=True, whole=whole)
 
     def _together(self, changes: list[Change], limit: int, price: Pricing) -> str:
-        """Combinations by arithmetic until one is seen to fit, each leaving room for what the one before
-        lost in pieces."""
+        """The overrides of the first combination of changes that fits in a simulation; empty if none does.
+        Arithmetic proposes each, and leaves room for the memory that the one before lost to fragmentation."""
         for _ in range(MOST_COMBINATIONS):
             fields = combined(self.recipe, limit, changes, price)
             if not fields:
@@ -387,7 +387,7 @@ class _Confirming:
         return ""
 
     def _fits(self, recipe: Recipe) -> int | None:
-        """None if a simulation of `recipe` fits; else the bytes that lay in pieces when it ran out."""
+        """None if a simulation of `recipe` fits; else the reserved bytes that were idle when it ran out."""
         try:
             oom = self.simulations.profile(recipe).oom
         except (InputError, ValidationError):  # what this device or library cannot do

@@ -1,4 +1,4 @@
-"""The formula of a recipe around its own sizes: derived from a few simulations, or kept from earlier ones."""
+"""The formula of a recipe around its own sizes, derived from a few simulations or read from the cache."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,7 +19,7 @@ LETTERS = {
     "moe_intermediate_size": "E",
     "vocab_size": "V",
 }
-"""Fields of a config, and the letters of the textbooks."""
+"""The textbooks' letter for each dimension, by its field in a model's config."""
 MEANINGS = {
     "H": "numbers of a hidden state",
     "F": "numbers inside an MLP",
@@ -30,27 +30,31 @@ MEANINGS = {
     "R": "the adapter's rank",
     "N": "heads of attention",
 }
-"""Of each letter, behind its number."""
+"""What each letter counts, as it is printed behind its number."""
 SHOWN = 24
-"""Terms that are printed one by one; the rest are one line."""
+"""As many terms are printed one by one; the rest are summed up in one line."""
 
 
 @dataclass(frozen=True)
 class DerivedFormula:
-    """What holds at `point`, and around it."""
+    """The allocated bytes at the peak of a recipe, as a sum of terms in its sizes."""
 
     point: Point
+    """The recipe's own sizes."""
     piece: Piece
+    """The requests that hold at `point` and around it."""
     terms: Terms
+    """What is alive at the peak at `point`."""
     dimensions: dict[str, int]
+    """The model's dimensions by letter."""
     exact: bool
-    """Whether it was found from fewer sizes than it explains."""
+    """Whether the formula explains more simulated sizes than it takes to fit it."""
     name: str = "recipe"
-    """What is printed before it."""
+    """The name of the recipe, which is printed first."""
 
     @property
     def range(self) -> str:
-        """Where it holds, in words."""
+        """A sentence about the sizes for which the formula holds."""
         seen = ", ".join(f"{rows:,} x {tokens:,}" for rows, tokens in self.piece.points)
         rows, tokens = zip(*self.piece.points, strict=True)
         if not self.exact:
@@ -62,7 +66,7 @@ class DerivedFormula:
         return f"Exact for {batch} and {sequence}: simulated at {seen}."
 
     def spelled(self, size: Size) -> str:
-        """A size in the dimensions of the model."""
+        """A size in bytes, written with the letters of the model's dimensions."""
         return in_dimensions(size, self.dimensions)
 
     def as_json(self) -> dict[str, Any]:
@@ -111,8 +115,8 @@ class DerivedFormula:
 
 
 def derive(recipe: Recipe, hardware: Hardware, name: str = "recipe") -> DerivedFormula:
-    """The formula at the recipe's sizes, exact between them and larger ones if the step is the same there.
-    Raises InputError for a recipe that cannot be simulated."""
+    """The formula at the recipe's sizes. It is exact from these up to larger ones, if the step makes the same
+    requests there. Raises InputError for a recipe that cannot be simulated."""
     simulations, point = Simulations(hardware), point_of(recipe)
     formula = simulations.formula(recipe)
     for other in _points(point):
@@ -131,8 +135,8 @@ def derive(recipe: Recipe, hardware: Hardware, name: str = "recipe") -> DerivedF
 
 
 def _points(point: Point) -> list[Point]:
-    """Where to simulate: there, where both sizes are larger, and between. One row is a step of its own, whose
-    masks are not made."""
+    """The points to simulate: `point`, one where both sizes are larger, and some between. A micro batch of
+    one row makes other requests than all others, since it needs no masks: then only the sequence varies."""
     rows, tokens = point
     if rows == 1:
         return [point, Point(1, tokens * 4), Point(1, tokens + 64)]
@@ -140,7 +144,7 @@ def _points(point: Point) -> list[Point]:
 
 
 def dimensions(recipe: Recipe) -> dict[str, int]:
-    """The model's own, by letter; Q and K are all heads of queries and of keys, R the adapter's rank."""
+    """The model's dimensions by the letters of MEANINGS, each different number once."""
     config = _config_of_text(recipe)
     found = {letter: config[name] for name, letter in LETTERS.items() if isinstance(config.get(name), int)}
     if "n_embd" in config and "F" not in found:  # GPT-2's, where its config says nothing else
@@ -156,12 +160,13 @@ def dimensions(recipe: Recipe) -> dict[str, int]:
 
 
 def heads(recipe: Recipe) -> dict[str, int]:
-    """The number of a layer's heads of attention, as N; empty where the config has none."""
+    """The number of attention heads of a layer by the letter N; empty where the config has none."""
     found = _heads(_config_of_text(recipe))
     return {} if found is None else {"N": found}
 
 
 def _config_of_text(recipe: Recipe) -> dict[str, Any]:
+    """The config of the language model, which a model with images has within its own."""
     config = read_config(find_config(recipe.model))
     return config.get("text_config", config)
 
@@ -172,11 +177,11 @@ def _heads(config: dict[str, Any]) -> int | None:
 
 
 SORTS = {"V": "logits", "F": "activations of an MLP", "H": "hidden states"}
-"""By letter: what has so many numbers a token."""
+"""By letter: what a tensor is that has so many numbers for each token."""
 
 
 def tensor_in_words(recipe: Recipe, size_bytes: int | None) -> str | None:
-    """What a tensor of this size is, where only one sort of the model's has it; None where none does.
+    """What a tensor of this many bytes is, where exactly one sort of tensor in the model has them; else None.
 
     `logits of 4 × 8,192 tokens and 128,256 words in fp32`
     """

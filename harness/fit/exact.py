@@ -1,6 +1,7 @@
 """The largest micro batch or sequence that fits, found by simulating and not by arithmetic.
 
-A few simulations make a formula (harness/formula), which says where the end is; what is there is simulated.
+A few simulations make a formula (harness/formula), which says where the limit is; the values there are then
+simulated.
 """
 
 import dataclasses
@@ -15,31 +16,33 @@ from harness.recipe import Recipe, check_recipe
 from harness.step_profile import StepProfile
 
 MOST_GUESSES = 8
-"""Tries that go where the end seems to be; then the interval is halved."""
+"""How many values are tried where the formula expects the limit. After them the interval is halved."""
 MOST_BEYOND = 3
-"""Tries with other allocator settings."""
+"""The number of larger values that `fits_beyond` tries."""
 
 
 @dataclass
 class ExactFit:
-    """What was found, and the simulations that show it."""
+    """The largest value of a recipe field that fits, and the simulations that show it."""
 
     field: FitField
     multiple_of: int
+    """Only multiples of it were tried."""
     value: int | None = None
-    """The largest value that fits; None: not even the smallest does."""
+    """The largest value that fits; None if not even the smallest does."""
     profile: StepProfile | None = None
-    """Of that value."""
+    """The step's profile with that value."""
     next_value: int | None = None
-    """The next larger one, which does not fit or is not possible."""
+    """The next larger value, which does not fit or is not possible."""
     next_profile: StepProfile | None = None
-    """Out of memory at the next value, simulated or as the formula says; None for a `limit`."""
+    """The step's profile with the next value, out of memory, simulated or from the formula. None where
+    `limit` is the reason."""
     limit: str | None = None
-    """Why there is nothing beyond the largest value, where memory is not the reason."""
+    """Why there is no larger value, where memory is not the reason."""
     one_more_bytes: int | None = None
-    """What one step more of the field takes at the peak, by the formula; None where nobody knows."""
+    """What the next value takes more at the peak than the largest, by the formula; None if unknown."""
     tried: dict[int, bool] = dataclasses.field(default_factory=dict[int, bool])
-    """Every value that the answer rests on, in order, and whether it fits."""
+    """Every value that was tried, in order, and whether it fits."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain data, without the profiles."""
@@ -72,9 +75,10 @@ def fit_exact(
 ) -> ExactFit:
     """Search for the largest value of `field`, a multiple of `multiple_of`, that fits.
 
-    It was simulated to fit, or lies between sizes that were and whose formula is exact there. The next one
-    does not fit: it was simulated, or the same formula says so. `told` hears each outcome. Raises InputError
-    for a recipe that cannot be simulated, and NotRepeated as Simulations.confirm does.
+    That value was simulated, or the formula of simulations around it is exact there. The next value does not
+    fit, by a simulation or by the same formula. `told` is called with each value that is tried, and whether
+    it fits. Raises InputError for a recipe that cannot be simulated, and NotRepeated as Simulations.confirm
+    does.
     """
     return _Search(recipe, simulations, field, multiple_of or MULTIPLES[field], told).largest()
 
@@ -85,23 +89,27 @@ def fits_beyond(
     known: ExactFit,
     told: Callable[[int, bool], None] = lambda value, fits: None,
 ) -> ExactFit:
-    """A larger value than the one `known`, which other allocator settings gave, that fits with these.
+    """A value that fits with the allocator settings of `simulations`, and is larger than that of `known`,
+    which other settings gave.
 
-    A few tries at the most. The value is None if none of them fits.
+    It takes a few tries at most. The value is None if none of them fits.
     """
     return _Search(recipe, simulations, known.field, known.multiple_of, told).beyond(known)
 
 
 def fits_at_least(recipe: Recipe, simulations: Simulations) -> int:
-    """A micro batch that is seen to fit, by two simulations: the recipe's own, or one a little before where
-    the end seems to be from there. 0: not even that fits. Raises InputError for what cannot be simulated."""
+    """The largest micro batch size that fits of two that are simulated: the recipe's own, and one a little
+    below where the limit then seems to be. 0 if neither fits. Raises InputError if it cannot be simulated."""
     search = _Search(recipe, simulations, "micro_batch_size", 1, lambda value, fits: None)
-    search.look_near_the_end()
+    search.try_near_the_limit()
     return search.low
 
 
 class _Search:
-    """Between the largest value that is seen to fit and the smallest that is seen not to. Both in units."""
+    """A search between the largest value that fits and the smallest that does not.
+
+    Inside, values are counted in units: a value is its units times ExactFit.multiple_of.
+    """
 
     def __init__(
         self,
@@ -114,21 +122,22 @@ class _Search:
         self.recipe, self.simulations, self.told = recipe, simulations, told
         self.found = ExactFit(field, unit)
         self.low, self.high = 0, LARGEST[field] // unit + 1
-        """What is known to fit, and what is known not to, or is not looked for."""
+        """The most units that are known to fit, and the fewest known not to (or beyond what is searched)."""
         self.start = max(1, getattr(recipe, field) // unit)
+        """The recipe's own value in units."""
         self._expected: dict[int, bool] = {}
-        """By units: whether the formula says that they fit."""
-        self._lost: dict[int, int] = {}
-        """By units that do not fit: bytes that lie in pieces when memory runs out."""
+        """Whether the formula says that they fit, by units."""
+        self._fragmented: dict[int, int] = {}
+        """For units that do not fit: the bytes that were reserved and idle when memory ran out."""
 
     def largest(self) -> ExactFit:
-        """The largest value that fits, and the next one that does not."""
-        found, tried = self.found, self.start
+        """Find the largest value that fits, and the next one that does not."""
+        found, units = self.found, self.start
         while self.high - self.low > 1:
-            self._try(tried)
-            if self._is_the_end():
+            self._try(units)
+            if self._is_the_limit():
                 break
-            tried = self._seen_before() or self._next(tried)
+            units = self._simulated_before() or self._next(units)
         if self.low:
             found.value = self.low * found.multiple_of
             largest = self._with(self.low)
@@ -143,8 +152,8 @@ class _Search:
         self.simulations.keep()
         return found
 
-    def look_near_the_end(self) -> None:
-        """Look at the recipe's own value and, if it fits, a little before where the end seems to be."""
+    def try_near_the_limit(self) -> None:
+        """Try the recipe's own value, and then one a little below where the limit seems to be."""
         self._try(self.start)
         near = self._by_what_grows(self.start) * 7 // 8
         if self.low < near < self.high:
@@ -152,11 +161,11 @@ class _Search:
         self.simulations.keep()
 
     def beyond(self, known: ExactFit) -> ExactFit:
-        """See fits_beyond."""
+        """Find a larger value than `known`: see fits_beyond."""
         self.low = (known.value or 0) // known.multiple_of
         first = self.low
         for _ in range(MOST_BEYOND):
-            guess = self._seen_before() or self._end()
+            guess = self._simulated_before() or self._expected_limit()
             if guess is None or guess <= self.low:
                 break
             self._try(guess)
@@ -166,18 +175,19 @@ class _Search:
         self.simulations.keep()
         return self.found
 
-    def _seen_before(self) -> int:
+    def _simulated_before(self) -> int:
         """The fewest units between low and high that an earlier search has simulated; 0 if there are none.
-        In this order an answer does not depend on what was simulated beyond it, which may fit again."""
+        Taking the fewest first, an answer does not depend on larger values that may fit again by chance."""
         values = self.simulations.simulated_before(self.recipe, self.found.field)
         units = [value // self.found.multiple_of for value in values if value % self.found.multiple_of == 0]
         return min((n for n in units if self.low < n < self.high), default=0)
 
     def _with(self, units: int) -> Recipe:
+        """The recipe with so many units."""
         return self.recipe.model_copy(update={self.found.field: units * self.found.multiple_of})
 
     def _try(self, units: int) -> None:
-        """Look at so many units, and note what it shows."""
+        """Simulate so many units unless the formula is exact there, and note whether they fit."""
         found, value = self.found, units * self.found.multiple_of
         profile = self._profile(value)
         fits = profile is not None and profile.oom is None
@@ -191,7 +201,7 @@ class _Search:
             found.limit = found.limit if profile is None else None
 
     def _profile(self, value: int) -> StepProfile | None:
-        """The profile with that value; None if it cannot be (the reason goes to found.limit)."""
+        """The step's profile with that value. None if it is impossible, for the reason in found.limit."""
         try:
             recipe = check_recipe({**self.recipe.model_dump(), self.found.field: value}, "fit")
             return self.simulations.profile(recipe)
@@ -201,8 +211,8 @@ class _Search:
             self.found.limit = str(error)
             return None
 
-    def _is_the_end(self) -> bool:
-        """Whether the formula of what fits says that one unit more does not."""
+    def _is_the_limit(self) -> bool:
+        """Whether low is the limit, since by the formula that holds there one unit more does not fit."""
         if not self.low or self.high - self.low == 1 or self.found.next_value is not None:
             return False
         after = self.low + 1
@@ -215,26 +225,26 @@ class _Search:
         return True
 
     def _next(self, tried: int) -> int:
-        """What to try next, in units, between low and high."""
+        """The units to try next, between low and high, after `tried` units were."""
         low, high, found = self.low, self.high, self.found
         impossible = found.next_value is not None and found.next_profile is None
         if impossible or len(found.tried) > MOST_GUESSES:
             return low + max(1, (high - low) // 2)
-        end = self._end()
-        if end is None:
-            end = self._by_what_grows(tried)
-        # at the end already, as far as is known: one unit more shows it
-        return min(max(end, low + 1), high - 1)
+        limit = self._expected_limit()
+        if limit is None:
+            limit = self._by_what_grows(tried)
+        # where low is the limit already, as far as is known, one unit more shows it
+        return min(max(limit, low + 1), high - 1)
 
     def _by_what_grows(self, tried: int) -> int:
-        """Where the end is if all that does not stay from step to step grows with the field."""
+        """The limit in units if all memory but what stays from step to step is proportional to the field."""
         recipe, simulations = self._with(tried), self.simulations
         kept = simulations.kept_bytes(recipe)
         grows = (simulations.least_bytes(recipe) or kept) - kept
         return tried * (simulations.hardware.memory_bytes - kept) // max(1, grows)
 
-    def _end(self) -> int | None:
-        """The most units between low and high of which the formula says that they fit; None without one."""
+    def _expected_limit(self) -> int | None:
+        """The most units between low and high that fit by the formula; None where there is no formula."""
         most = self._most_within(0)
         if most is None:
             return None
@@ -249,19 +259,19 @@ class _Search:
                 low = guess
             else:
                 high = guess
-            if not stride:  # more than was allocated is needed: as much more as lay in pieces here
-                guess, stride = self._most_within(self._lost.get(guess, 0)) or guess, 1
+            if not stride:  # the memory that was fragmented here is needed on top of what is allocated
+                guess, stride = self._most_within(self._fragmented.get(guess, 0)) or guess, 1
             else:
                 guess, stride = guess + (stride if fits else -stride), stride * 2
         return low
 
-    def _most_within(self, lost_bytes: int) -> int | None:
-        """The most units, from low to below high, that need no more than there is besides what is lost, if
-        nothing else is; None if no formula knows. Needs are nearly a straight line."""
-        limit = self.simulations.hardware.memory_bytes - lost_bytes
+    def _most_within(self, fragmented_bytes: int) -> int | None:
+        """The most units, from low to below high, that fit if exactly so many bytes of the memory are lost to
+        fragmentation. None without a formula. Found by secants, since needs are nearly a straight line."""
+        limit = self.simulations.hardware.memory_bytes - fragmented_bytes
         low, high = self.low, self.high
         units = max(self.low, 1) if self.found.tried else self.start
-        seen: tuple[int, int] | None = None
+        last: tuple[int, int] | None = None  # units, and the bytes that they need
         while high - low > 1:
             units = min(max(units, low + 1), high - 1)
             needed = self.simulations.least_bytes(self._with(units))
@@ -271,21 +281,21 @@ class _Search:
                 low = units
             else:
                 high = units
-            if seen is None or needed == seen[1] or units == seen[0]:
+            if last is None or needed == last[1] or units == last[0]:
                 step = max(1, units // 8) if needed <= limit else -max(1, units // 8)
             else:
-                slope = (needed - seen[1]) / (units - seen[0])
+                slope = (needed - last[1]) / (units - last[0])
                 step = int((limit - needed) // slope) if slope > 0 else high - units
-            seen, units = (units, needed), units + step
+            last, units = (units, needed), units + step
         return low
 
     def _fits(self, units: int) -> bool | None:
-        """As the formula says; None without one."""
+        """Whether so many units fit by the formula; None without one."""
         if units not in self._expected:
             profile = self.simulations.expected(self._with(units))
             if profile is None:
                 return None
             self._expected[units] = profile.oom is None
             if profile.oom is not None:
-                self._lost[units] = profile.oom.reserved_unallocated_bytes or 0
+                self._fragmented[units] = profile.oom.reserved_unallocated_bytes or 0
         return self._expected[units]

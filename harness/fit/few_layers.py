@@ -1,4 +1,4 @@
-"""A simulation of a deep model by simulations of the same model with few of its layers."""
+"""The simulation of a deep model, derived from simulations of the same model with few of its layers."""
 
 from __future__ import annotations
 
@@ -17,51 +17,56 @@ from harness.recipe import Recipe
 from harness.step_profile import StepProfile
 
 PERIODS = (1, 2, 3, 4, 6)
-"""Layers after which a model begins again: Gemma 3 has five with a window and one without."""
+"""Numbers of layers after which a model's layers repeat: in Gemma 3, five with a window and one without."""
 FEWEST = 4
-"""Layers where each repeats the one before it: the first and last are unlike others."""
+"""The fewest layers that are simulated where every layer is like the one before it: the first and the last
+may make requests of their own."""
 WORTH_IT = 0.5
-"""Of the layers: where two simulations have more together, all layers take no longer."""
+"""A fraction of the layers. Two simulations that have more layers than this together save no time."""
 
 
 class Simulated(NamedTuple):
-    """What simulate_for_devices tells, of a model that was not simulated whole."""
+    """What simulate_for_devices returns, for a model that was not simulated with all layers."""
 
     log: RequestLog
     profile: StepProfile
-    """Of the model with the fewest layers, but for its recipe and host memory."""
+    """The profile of the model with the fewest layers, but with the whole one's recipe and host memory."""
     labels: dict[int, Label]
+    """What each allocation is for, by its key in `log`."""
     times: dict[str, Times]
-    """By device; nothing where nobody asked for them."""
+    """The step's times by name of the device; empty where they were not asked for."""
 
 
 class FewLayers:
-    """Simulates recipes on `devices`, which run the same kernels, with few of their layers."""
+    """Simulates recipes with few of their layers, on `devices` that all run the same kernels."""
 
     def __init__(self, devices: Sequence[Hardware], settings: Settings) -> None:
         self._devices, self._settings = devices, settings
         self._known: dict[Recipe, _Model] = {}
-        """By recipe without its sizes."""
+        """The models by recipe without its sizes."""
         self._refused: set[Recipe] = set()
-        """Those whose layers do not repeat. Their folders stay: a process that was forked may read them."""
+        """Recipes without their sizes whose layers do not repeat. Folders of models stay, since a process
+        that was forked may read them."""
 
     def simulated(self, recipe: Recipe, *, timed: bool) -> Simulated | None:
-        """What a simulation with all layers would tell, with its times if it is `timed`, which may take twice
-        as long. None where few layers do not say it."""
-        name = recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1})
-        if name in self._refused:
+        """What a simulation with all layers would return; None where few layers do not determine it.
+
+        With `timed` it has the step's times, which may take twice as long.
+        """
+        without_sizes = recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1})
+        if without_sizes in self._refused:
             return None
         try:
-            if name not in self._known:
-                self._known[name] = _Model(recipe, self._devices, self._settings)
-            return self._known[name].simulated(recipe, timed)
+            if without_sizes not in self._known:
+                self._known[without_sizes] = _Model(recipe, self._devices, self._settings)
+            return self._known[without_sizes].simulated(recipe, timed)
         except Exception:  # a model that was cut may fail in any way; with all layers it says what is wrong
-            self._refused.add(name)
+            self._refused.add(without_sizes)
             return None
 
 
 class _Model:
-    """One recipe at any sizes. Raises NotRepeated if its layers do not repeat."""
+    """The model of one recipe, cut to few layers. Raises NotRepeated if its layers do not repeat."""
 
     def __init__(self, recipe: Recipe, devices: Sequence[Hardware], settings: Settings) -> None:
         if recipe.trust_remote_code or recipe.ddp:  # DDP's buckets end within layers
@@ -70,14 +75,16 @@ class _Model:
         self._config = read_config(find_config(recipe.model))
         part = _decoder(self._config)
         self._layers = next((part[name] for name in LAYERS if isinstance(part.get(name), int)), 0)
-        self._folder = TemporaryDirectory()  # kept while this is
+        self._folder = TemporaryDirectory()  # deleted with this object
         self._paths: dict[int, str] = {}
+        """The paths of the configs that were cut, by number of layers."""
         self._fewest, self._period = self._choose(recipe)
         self._known: list[RepeatedLayers] = []
+        """One for each sequence of requests that was seen at different sizes."""
 
     def simulated(self, recipe: Recipe, timed: bool) -> Simulated:
-        """The step of `recipe`, which differs from the one that this was made for in its sizes alone. Raises
-        NotRepeated, and what a simulation raises."""
+        """The step of `recipe`, which may have other sizes than the recipe that this model was made for.
+        Raises NotRepeated, and what a simulation raises."""
         few = self._simulate(recipe, 0)
         layers = next((known for known in self._known if known.describes(few.log)), None)
         grows = layers is None or layers.grows or recipe.activations_on_host
@@ -88,17 +95,17 @@ class _Model:
         if few.profile.warnings != more.profile.warnings:
             raise NotRepeated("one layer more has another warning")
         times = (self._layers - self._fewest) // self._period
-        log, alike = layers.at(times, few.log, more.log)
-        labels = {key: few.labels[other] for key, other in alike.items() if other in few.labels}
-        taken = {name: each.deeper(more.times[name], times) for name, each in few.times.items()}
+        log, origins = layers.at(times, few.log, more.log)
+        labels = {key: few.labels[origin] for key, origin in origins.items() if origin in few.labels}
+        step_times = {name: each.deeper(more.times[name], times) for name, each in few.times.items()}
         host, host_more = (each.profile.memory.host_bytes or 0 for each in (few, more))
         profile = few.profile.model_copy(update={"recipe": recipe.model_dump(mode="json")})
         # weights and states are as large at all sizes, and known from the first
         profile.memory.host_bytes = (host + times * (host_more - host) or None) if more is not few else None
-        return Simulated(log, profile, labels, taken if more is not few else {})
+        return Simulated(log, profile, labels, step_times if more is not few else {})
 
     def _simulate(self, recipe: Recipe, n: int) -> Simulated:
-        """With `n` periods more than the fewest layers."""
+        """Simulate the model with the fewest layers and `n` periods more."""
         from harness.simulate import simulate_for_devices
 
         cut = recipe.model_copy(update={"model": self._cut(self._fewest + n * self._period)})
@@ -106,7 +113,8 @@ class _Model:
         return Simulated(memory.log, profile, memory.labels(), times)
 
     def _choose(self, recipe: Recipe) -> tuple[int, int]:
-        """The fewest layers and the period with which the layers of every kind are as many as they should."""
+        """The fewest layers to simulate and their period, such that deeper models have the right number of
+        layers of every kind."""
         first_dense = _decoder(self._config).get("first_k_dense_replace") or 0
         for period in PERIODS:
             fewest = first_dense + (FEWEST if period == 1 else 3 * period)
@@ -123,7 +131,7 @@ class _Model:
         raise NotRepeated(f"its {self._layers} layers do not repeat")
 
     def _lists(self) -> dict[str, list[Any]]:
-        """What the config says of each layer."""
+        """The lists in the config that have an entry for each layer, by field."""
         part = _decoder(self._config)
         lists = {k: cast("list[Any]", v) for k, v in part.items() if isinstance(v, list)}
         return {k: v for k, v in lists.items() if len(v) == self._layers}
@@ -142,13 +150,15 @@ class _Model:
 
 
 def _decoder(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of the language model, which a model with images has within its own."""
     return config.get("text_config", config)
 
 
 def _kinds(model: str) -> Mapping[tuple[str, str], int]:
+    """The number of blocks of each kind, by mixer and feed."""
     return Counter({(block.mixer, block.feed): block.count for block in load_shape(model).kinds})
 
 
 def _repeats(values: Sequence[Any], fewest: int, period: int) -> bool:
-    """Whether all beyond the layers that are kept is as it is one period before."""
+    """Whether the value of every layer beyond the `fewest` first is that of the layer one period before."""
     return all(values[n] == values[n - period] for n in range(fewest, len(values)))

@@ -1,4 +1,7 @@
-"""What keeps a larger micro batch from fitting, in words with sizes, and what costs nothing to change."""
+"""Which memory keeps a larger micro batch from fitting, as a sentence with sizes, and a neutral change.
+
+A neutral change trains the same weights to the same values, and costs next to nothing.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -17,37 +20,39 @@ from harness.recipe import Recipe
 from harness.units import counted, in_gib
 
 GROWING = ("activations", "temporaries", "inputs")
+"""Categories of memory that may grow with the batch."""
 NEUTRAL = {"loss": "fused_linear"}
-"""The same weights, trained to the same values: logits are never there as a whole. It costs time where the
-head is a large part of the model, and trained."""
+"""The recipe fields of the neutral change. With it the logits never exist as a whole. It costs time where the
+head is trained and a large part of the model."""
 NOTHING = 0.05
-"""More time a token than this is said. Estimated ratios of two recipes were 2.5 % off in the middle, and
-at most 28 % (docs/time.md)."""
+"""A change that makes a token slower by a smaller fraction than this is said to cost next to nothing. The
+median error of estimated time ratios of two recipes was 2.5 %, the largest 28 % (docs/time.md)."""
 TELLING = 0.01
-"""Of the peak: where less of it grows, another moment is the peak of a larger batch."""
+"""A fraction of the peak. Where less grows with the batch, a larger batch peaks at another moment."""
 WORTH_A_SEARCH = 0.15
-"""Of the peak: where the logits hold less, another loss brings little."""
+"""A fraction of the peak. Where the logits hold less than this, another loss saves little."""
 
 
 @dataclass(frozen=True)
 class HeldBack:
-    """Of the largest step that fits, what most of its growing memory is."""
+    """The largest sort of memory at the peak that grows with the batch."""
 
     sentence: str
+    """What it is and how large, with the formula."""
     logits: bool
-    """Whether it is as large as tokens times vocabulary."""
+    """Whether it is logits (as large as tokens times vocabulary), and holds WORTH_A_SEARCH of the peak."""
     grows: bool = True
-    """False: nothing that is there at the peak grows with the batch; a larger one has its peak elsewhere."""
+    """False where nothing at the peak grows with the batch: a larger batch then peaks at another moment."""
 
     @property
     def in_words(self) -> str:
-        """The sentence, and what it speaks of."""
+        """The sentence with an introduction."""
         return f"{'what grows most' if self.grows else 'what fills most of the rest'}: {self.sentence}"
 
 
 def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
-    """The largest sort of memory at the peak of `recipe` that grows with its sizes; None where no formula
-    knows it."""
+    """The largest sort of memory at the peak of `recipe` that grows with its sizes; None where there is no
+    formula that is exact for it."""
     formula, point = simulations.formula(recipe), point_of(recipe)
     piece = formula.knowing(point)
     if piece is None or not piece.labels:
@@ -57,7 +62,7 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     counts: Counter[str] = Counter()
     owners: dict[str, set[str]] = {}
     letters = dimensions(recipe)
-    if len({tokens for _, tokens in piece.points}) == 1:  # of one length: it stands in the coefficients
+    if len({tokens for _, tokens in piece.points}) == 1:  # seen at one length, which is in the coefficients
         letters = {"S": point.seq_len, **letters} | heads(recipe)
     terms = [term for term in found.terms if term.category in GROWING]
     growing = [term for term in terms if _grows(term.size)]
@@ -65,7 +70,7 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
         growing = []
     if not growing and recipe.dp_shard > 1:
         letters = _of_a_shard(letters, recipe.dp_shard)
-    # of one size nobody knows what grows, but the optimizer's tensors are as large as weights
+    # seen at one size, nothing shows what grows, but the optimizer's tensors are as large as weights
     known = piece.explains or found.phase == "optimizer_step"
     for term in growing or terms:
         size = in_dimensions(term.size if known else _of_rows(term, point), letters)
@@ -92,45 +97,48 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
 
 
 def _grows(size: Size) -> bool:
-    """Whether it depends on the batch or the sequence, as far as they differed where it was derived."""
+    """Whether a size depends on batch or sequence, as far as these differed in the simulations."""
     return not isinstance(size, Sum) or any(factors.batch or factors.sequence for _, factors in size.terms)
 
 
 def _of_a_shard(letters: dict[str, int], gpus: int) -> dict[str, int]:
-    """Each GPU has a part of a weight: H/8, and no other dimension, which would be as large by chance."""
+    """The dimensions with H/8, say, since each of 8 GPUs has a part of a weight. A dimension that is as large
+    by chance is left out."""
     part = letters["H"] // gpus if letters.get("H", 1) % gpus == 0 else 0
     return {f"H/{gpus}": part, **{k: v for k, v in letters.items() if v != part}} if part else letters
 
 
 def _each(name: str) -> str:
+    """The explanation of a dimension that is divided among GPUs; empty for any other."""
     return f", a part on each of {name.partition('/')[2]} GPUs" if "/" in name else ""
 
 
 def _of_rows(term: Term, point: Point) -> Size:
-    """As it is where it grows with the batch alone: seen at one size, nobody knows what it grows with."""
+    """The size of a term as if it grew with the batch alone, which a term seen at one size does not show."""
     each_bytes = term.size_bytes // term.count
     return Sum(((Fraction(each_bytes, point.micro_batch_size), Factors(batch=1)),))
 
 
 class NeutralChange(NamedTuple):
-    """Overrides with which the same weights are trained to the same values, and what they bring."""
+    """A change with which the same weights are trained to the same values, and what it brings."""
 
     overrides: str
+    """The change as `field=value` words for a shell."""
     micro_batch_size: int
-    """That is seen to fit with them, the recipe's own or a larger one; 0: none."""
+    """A size that fits with the change in a simulation; 0 if none was found."""
     slowdown: float | None
-    """Time a token over that without them, at the sizes asked about; None where nobody knows."""
+    """The time for a token with the change over that without, at the recipe's sizes; None if unknown."""
 
 
 def cost_in_words(slowdown: float | None) -> str:
-    """Of a change that is no other training."""
+    """A clause about the time that a neutral change costs."""
     if slowdown is None or slowdown - 1 < NOTHING:
         return "which costs next to nothing"
     return f"with which a token takes {slowdown - 1:.0%} longer"
 
 
 def with_neutral_change(recipe: Recipe, simulations: Simulations) -> NeutralChange | None:
-    """None where the recipe has what costs nothing, or cannot have it."""
+    """What the neutral change brings; None where the recipe has it already, or cannot have it."""
     other = neutrally_changed(recipe)
     if other is None:
         return None
@@ -143,7 +151,7 @@ def with_neutral_change(recipe: Recipe, simulations: Simulations) -> NeutralChan
 
 
 def neutrally_changed(recipe: Recipe) -> Recipe | None:
-    """The recipe with what costs nothing; None where it has that, or cannot."""
+    """The recipe with the neutral change; None where it has it already, or cannot have it."""
     try:
         other = changed(recipe, NEUTRAL)
     except (ValidationError, InputError):

@@ -1,8 +1,8 @@
-"""Whether the host has the memory that a run will ask of it: offloading and quantizing. Imports no torch.
+"""Whether the host has the memory that offloading and quantizing will need. Imports no torch.
 
-A GPU that runs out says so; a host that runs out kills the process, and its hours with it. What is needed
-is napkin's arithmetic. What is there is the least of what the system calls available and of what each
-control group that the process is in (a container, a batch job) leaves.
+A GPU that runs out of memory raises an error, but a host that runs out kills the process, and hours of
+training with it. What is needed is napkin's arithmetic. What is available is the least of what the system
+reports and of what is left in each control group of the process (a container, a batch job).
 """
 
 from dataclasses import dataclass
@@ -15,22 +15,23 @@ from harness.recipe import Recipe
 from harness.units import in_gib
 
 ANY_GPU = "a100-80gb"
-"""What a step keeps in host memory does not depend on the GPU."""
+"""Stands for the GPU in napkin's arithmetic: what a step keeps in host memory does not depend on it."""
 
 
 @dataclass(frozen=True)
 class Available:
-    """Bytes that can still be taken, and who says so."""
+    """Host memory that the process can still take."""
 
     size_bytes: int
     limit: str
+    """What sets the limit, in words."""
 
 
 def check_host_memory(recipe: Recipe, device_type: str, available: Available | None = None) -> str | None:
     """Raise InputError if `recipe` offloads or quantizes more than the host has room for.
 
-    `device_type`: cuda, or cpu, where the step itself is in the same memory. Returns a sentence if nothing
-    can be said about the model; None if there is room, or nothing to ask for.
+    `device_type` is `cuda`, or `cpu`, where the step itself takes host memory too. Returns a sentence if
+    napkin cannot estimate the model, and None if there is room, or nothing is offloaded or quantized.
     """
     quantizes = recipe.quantized and recipe.weights == "pretrained"
     if not recipe.offload and not quantizes:
@@ -54,7 +55,7 @@ def check_host_memory(recipe: Recipe, device_type: str, available: Available | N
 
 
 def host_needs(recipe: Recipe, device_type: str) -> dict[str, int]:
-    """Bytes of host memory that the run will hold at once, by what they are."""
+    """The bytes of host memory that the run will hold at once, by a description of each part."""
     memory = estimate(recipe, find_hardware(ANY_GPU))
     needs = dict(memory.sizes.host_parts)
     if recipe.quantized and recipe.weights == "pretrained":
@@ -66,7 +67,7 @@ def host_needs(recipe: Recipe, device_type: str) -> dict[str, int]:
 
 
 def available_memory(root: Path = Path("/")) -> Available:
-    """What this process can still take of the host's memory. `root`: where /proc and /sys are."""
+    """The host memory that this process can still take. `root` is the folder that has /proc and /sys."""
     import psutil
 
     found = [Available(psutil.virtual_memory().available, "the system")]
@@ -85,7 +86,11 @@ def available_memory(root: Path = Path("/")) -> Available:
 
 
 def _limits(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> list[Available]:
-    """What the group at `path` and every group around it leave. In a container they may not be visible."""
+    """What is left in the control group at `path` and in each group around it, as far as they are visible.
+
+    `limit` and `usage` are the names of a group's files with these numbers, and `reclaimable` is the line in
+    its memory.stat with what the kernel can take back.
+    """
     found: list[Available] = []
     group = mount / path.strip("/")
     for folder in [group, *group.parents]:

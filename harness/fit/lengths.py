@@ -1,7 +1,7 @@
-"""The lengths of a real data set against what fits: the worst batch, the chance to run out, what helps.
+"""Whether a data set of rows of different lengths fits: its worst batch, the chance to run out, what helps.
 
-A batch is padded to its longest row, so what fits depends on the longest row that comes. The longest padded
-length that fits is searched for by simulation (fit/exact.py); what batches come is counted (fit/batching.py).
+A batch is padded to its longest row, so that memory depends on the longest row in it. The longest padded
+length that fits is found by simulation (fit/exact.py), and which batches come is counted (fit/batching.py).
 """
 
 from __future__ import annotations
@@ -32,61 +32,71 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FACTORS = (0.5, 1, 2, 4)
-"""Of the recipe's micro_batch_size: those that are looked at, and one row."""
+"""Multiples of the recipe's micro_batch_size that are looked at, besides a micro batch of one row."""
 GROUPED_SEED = 0
+"""The shuffle of the epoch that is grouped by length."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What a micro batch of so many rows is like."""
+    """What happens with micro batches of so many rows, shuffled and padded to their longest row."""
 
     rows: int
     fits_up_to: int
-    """Tokens of the longest padded length that was seen to fit; 0: none."""
+    """The longest padded length that fits in a simulation, in tokens; 0 if none does."""
     peak_allocated_bytes: int | None
-    """Of the worst batch; None: it does not fit."""
+    """The peak of the worst micro batch; None if it does not fit."""
     longer_rows: int
+    """How many rows of the data set are longer than what fits."""
     chance_in_an_epoch: float
+    """The probability that an epoch runs out of memory."""
     half_of_epochs_by: int | None
-    """The micro batch by which half of all epochs have run out."""
+    """The micro batch, counted from 1, by which half of all epochs have run out; None if they do not."""
     padding_share: float
+    """The fraction of an epoch's tokens that is padding."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to lay the rows into batches of the recipe's micro_batch_size."""
+    """One way to put the rows into micro batches of the recipe's micro_batch_size."""
 
     name: str
     runs_out: str
-    """"no", or when."""
+    """"no", or when it runs out of memory."""
     peak_allocated_bytes: int | None
+    """The peak of the worst micro batch; None if it does not fit."""
     padding_share: float
+    """The fraction of `tokens_an_epoch` that is padding."""
     tokens_an_epoch: float
-    """What the model reads, padding included."""
+    """The tokens that the model reads in an epoch, padding included."""
     micro_batches: int
+    """How many there are in an epoch."""
     rows_cut: int
+    """How many rows are cut off, or left out where rows are scored whole."""
     tokens_lost: int
+    """The tokens of the data set that are thereby not read."""
     hours_an_epoch: float | None = None
-    """As long as all micro batches would take that were as long as they are in the mean; None: it does not
-    fit, or nobody knows its time."""
+    """The hours of all micro batches if each took as long as one of the mean length; None if the step does
+    not fit, or its time is not known."""
 
 
 @dataclass
 class LengthsFit:
-    """The answer. Lengths are tokens, of rows cut off at the recipe's seq_len."""
+    """The answer for one data set. Lengths are in tokens, of rows cut off at the recipe's seq_len."""
 
     rows: int
     median: int
     longest: int
     tokens: int
-    """Of all rows in an epoch, without padding."""
+    """The tokens of all rows in an epoch, without padding."""
     rows_cut: int
-    """Longer than seq_len."""
+    """How many rows are longer than seq_len."""
     tokens_lost: int
+    """The tokens beyond seq_len."""
     micro_batches: list[MicroBatch] = field(default_factory=list[MicroBatch])
     ways: list[Way] = field(default_factory=list[Way])
     notes: list[str] = field(default_factory=list[str])
-    """What the simulations warned of, each once."""
+    """The simulations' warnings, each once."""
 
 
 def fit_lengths(
@@ -96,9 +106,11 @@ def fit_lengths(
     lengths: NDArray[np.int64],
     told: Callable[[str], None] = lambda line: None,
 ) -> LengthsFit:
-    """What happens to `recipe` on `hardware` with rows of these lengths. `told` hears each simulation.
+    """What happens to `recipe` on `hardware` with rows of these lengths.
 
-    Raises InputError for what cannot be simulated, and for fewer rows than a micro batch has.
+    `lengths` are in tokens, shape (number of rows,); the rows of one example (a pair's two answers) stand one
+    after the other. `told` is called with a line about each simulation. Raises InputError for what cannot be
+    simulated, and for fewer rows than a micro batch has.
     """
     import numpy as np
 
@@ -140,20 +152,20 @@ def fit_lengths(
 
 
 def _cut(recipe: Recipe, examples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """What a run makes of examples' rows, shape (examples, rows): cut off, or left out where rows are scored
-    whole."""
+    """The lengths that a run has of rows of these lengths, shape (examples, rows): cut off at seq_len, or
+    left out where rows are scored whole."""
     import numpy as np
 
     return examples[examples.max(axis=1) <= seq_len] if recipe.scores else np.minimum(examples, seq_len)
 
 
 def _longer(examples: NDArray[np.int64], seq_len: int) -> int:
-    """Examples with a row of more tokens."""
+    """How many examples have a row of more than seq_len tokens."""
     return int((examples.max(axis=1) > seq_len).sum())
 
 
 def _padded(examples: NDArray[np.int64], epoch: Padded) -> Padded:
-    """An epoch of examples, by one of their longest rows: all are padded to the longest of the batch."""
+    """The padding of an epoch of examples, from that of their longest rows, which all are padded to."""
     tokens = epoch.tokens * examples.shape[1]
     return Padded(tokens, 1 - int(examples.sum()) / tokens)
 
@@ -165,7 +177,7 @@ def _micro_batch(
     rows: int,
     told: Callable[[str], None],
 ) -> tuple[MicroBatch, StepProfile]:
-    """What it is like, and what the simulation of its worst batch says."""
+    """What happens with micro batches of `rows`, and the simulated profile of the worst of them."""
     lengths = examples.max(axis=1)
     sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": int(lengths.max())})
     profile = simulations.profile(sized)
@@ -196,7 +208,8 @@ def _micro_batch(
 def _ways(
     recipe: Recipe, simulations: Simulations, examples: NDArray[np.int64], asked: MicroBatch
 ) -> Iterator[Way]:
-    """As they come; cut off where it fits; grouped by length; packed, where rows may be."""
+    """The ways to put the rows into batches: shuffled, cut off at what fits, grouped by length, and packed
+    where that is possible."""
     from harness.data import pack
 
     rows = asked.rows
@@ -240,7 +253,7 @@ def _hours(recipe: Recipe, simulations: Simulations, way: Way) -> float | None:
 
 
 def _peak(profile: StepProfile) -> int | None:
-    """Allocated bytes at most; None: it does not fit."""
+    """The peak allocated bytes; None if the step does not fit."""
     return profile.memory.peak_allocated_bytes if profile.oom is None else None
 
 
@@ -253,13 +266,13 @@ def _in_words(hours: float | None) -> str:
 
 
 def lengths_document(name: str, where: str, data: str, recipe: Recipe, found: LengthsFit) -> dict[str, Any]:
-    """The answer as plain data."""
+    """The answer as plain data. `where` names the device, and `data` the data set."""
     sizes = {"micro_batch_size": recipe.micro_batch_size, "seq_len": recipe.seq_len}
     return {"recipe": name, "memory": where, "data": data, **sizes, **asdict(found)}
 
 
 def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: LengthsFit) -> Iterator[str]:
-    """The answer for a terminal."""
+    """The answer as lines for a terminal."""
     yield f"{name} on {where} with {data}"
     sides = recipe.rows // recipe.micro_batch_size
     of_two = "" if sides == 1 else f" of {sides} rows; a row"

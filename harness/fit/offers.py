@@ -1,4 +1,4 @@
-"""What one device of the table does with a recipe, as it was simulated or by arithmetic. No torch."""
+"""What one device of the table offers for a recipe: whether it fits, speed and cost. No torch."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,61 +16,70 @@ from harness.step_profile import is_tight
 from harness.units import GIB
 
 UNSURE = 0.25
-"""How far arithmetic may be off, before a simulation is not worth its seconds."""
+"""The fraction by which arithmetic is taken to be wrong at most, to decide what is worth a simulation."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What one device does with the recipe; times and costs are None where it cannot run it."""
+    """What one device does with the recipe. Times and costs are None where it cannot run it."""
 
     name: str
+    """The device's name in the table."""
     title: str
+    """The device's name for readers."""
     memory_bytes: int
+    """The device's memory."""
     required_bytes: int | None
+    """What the recipe needs of it, with the CUDA context; None where it cannot run the recipe at all."""
     fits: bool
     reason: str
     """Why it cannot run the recipe; empty when it can."""
     tokens_per_s: float | None = None
     bound: str | None = None
+    """What limits the speed: compute, memory or host."""
     price_per_hour: float | None = None
     tokens_per_s_range: tuple[float, float] | None = None
-    """Between these, four times of five, as far as such kernels were ever measured; None by arithmetic."""
+    """The range that the speed is in with a probability of 80 %, by how far estimates of such kernels were
+    off from measurements; None by arithmetic."""
     tight: bool = False
-    """It fits with so little to spare that what nobody counts decides (step_profile/in_words.py)."""
+    """Whether it fits with so little to spare that memory nobody counts decides
+    (step_profile/in_words.py)."""
     overrides: str = ""
-    """What costs nothing and makes it fit, or makes it fast: the offer is of the recipe with these."""
+    """A change that costs next to nothing and makes the recipe fit, or run faster. The offer is for the
+    recipe with it; empty where nothing is changed."""
     slowdown: float | None = None
-    """Time a token with those over that without, where the change is made so that it fits; None: unknown."""
+    """The time for a token with `overrides` over that without, where they make it fit; None if unknown."""
     micro_batch_size: int | None = None
-    """With which the device is at its best, where that was looked for; None: the recipe's own."""
+    """The fastest micro batch size on the device, where it was looked for; None for the recipe's own."""
     step_s: float | None = None
+    """The seconds of a step; None by arithmetic."""
     step_parts_s: dict[str, float] = field(default_factory=dict[str, float])
-    """What a step's seconds consist of (StepProfile.parts_of_time_s); empty by arithmetic."""
+    """The parts of a step's seconds (StepProfile.parts_of_time_s); empty by arithmetic."""
 
     @property
     def cost_per_million_tokens(self) -> float | None:
-        """Price of an hour over the tokens of an hour, times a million; None without either."""
+        """The price of training on a million tokens; None without a price or a speed."""
         if self.price_per_hour is None or not self.tokens_per_s or not self.fits:
             return None
         return self.price_per_hour / (self.tokens_per_s * 3600) * 1e6
 
     def hours(self, tokens: int) -> float | None:
-        """Of training on so many tokens, padding included; None where it does not run."""
+        """The hours of training on so many tokens, padding included; None where the device cannot."""
         return tokens / self.tokens_per_s / 3600 if self.tokens_per_s and self.fits else None
 
     def cost(self, tokens: int) -> float | None:
-        """Of those hours; None without a price."""
-        each = self.cost_per_million_tokens
-        return None if each is None else each * tokens / 1e6
+        """The price of training on so many tokens; None without a price."""
+        per_million = self.cost_per_million_tokens
+        return None if per_million is None else per_million * tokens / 1e6
 
     @property
     def how(self) -> str:
-        """All that is not as in the recipe, as a shell takes it."""
+        """Everything that differs from the recipe, as `field=value` words for a shell."""
         rows = [] if self.micro_batch_size is None else [f"micro_batch_size={self.micro_batch_size}"]
         return " ".join([self.overrides, *rows] if self.overrides else rows)
 
     def document(self, tokens: int = 0) -> dict[str, Any]:
-        """The offer as JSON-able fields; with `tokens`, what training on so many takes."""
+        """The offer as fields for JSON; with `tokens` also the hours and the cost of training on so many."""
         of_all = {"hours": self.hours(tokens), "cost": self.cost(tokens)} if tokens else {}
         return asdict(self) | {"cost_per_million_tokens": self.cost_per_million_tokens} | of_all
 
@@ -95,33 +104,33 @@ def _offer(device: Hardware, needed: int, tokens_per_s: float | None, bound: str
 
 
 def unable(device: Hardware, recipe: Recipe) -> Offer:
-    """Of a device that cannot compute the recipe's dtype or attention."""
+    """The offer of a device that cannot compute the recipe's dtype or attention."""
     sheet, reason = device.datasheet, device.lacks(recipe)
     common = sheet.name, sheet.title, device.memory_bytes, None, False, reason
     return Offer(*common, price_per_hour=device.price_per_hour)
 
 
 def too_small(device: Hardware, kept_bytes: int) -> Offer:
-    """Of a device with less memory than what stays from step to step: how much more it needs nobody asked."""
+    """The offer of a device with less memory than what stays from step to step; the peak is not known."""
     offer = _offer(device, kept_bytes, None, None, fits=False)
     return replace(offer, reason=f"{kept_bytes / GIB:.1f} GiB stay on the device from step to step")
 
 
 def needs_as_another(device: Hardware, needed: int) -> Offer:
-    """Of a device far too small for what the step was seen to need on one that runs other kernels."""
+    """The offer of a device that is far too small for what the step needs on one that runs other kernels."""
     offer = _offer(device, needed, None, None, fits=False)
     return replace(offer, reason=f"needs about {needed / GIB:.1f} GiB")
 
 
 def estimated(recipe: Recipe, device: Hardware) -> Offer:
-    """By arithmetic. Raises InputError for a model that it does not know."""
+    """The offer by arithmetic. Raises InputError for a model that napkin cannot estimate."""
     memory = estimate(recipe, device, load_shape(recipe.model))
     timing, needed = Timing(memory.sizes), required_bytes(memory)
     return _offer(device, needed, timing.tokens_per_s, timing.bound, needed <= device.memory_bytes)
 
 
 def simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Offer:
-    """Of a step that fits, what the process takes; of one that does not, what it would with plenty."""
+    """The offer by simulation. If the step does not fit, it has what the step needs with plenty of memory."""
     profile = simulations.on(device, recipe)
     fits = profile.oom is None
     if not fits:
@@ -140,7 +149,7 @@ def simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Off
 
 
 def by_verdict(names: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Lines of what is said of devices together, each verdict with their names."""
+    """Wrapped lines, one paragraph for each verdict with the names of its devices. `names` is by verdict."""
     for verdict, devices in names.items():
         text = f"{verdict}: {', '.join(devices)}"
         yield from wrap(text, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

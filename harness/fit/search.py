@@ -1,6 +1,6 @@
 """The largest micro batch and sequence that fit a device by arithmetic, and what to change when nothing does.
 
-No torch. fit/confirmed.py looks for what a simulation sees to fit.
+No torch. fit/confirmed.py finds what fits in a simulation.
 """
 
 from collections.abc import Callable
@@ -15,39 +15,41 @@ from harness.napkin import estimate, required_bytes
 from harness.recipe import Recipe
 
 DEFAULT_MARGIN = 0.05
-"""Fraction of memory left to the caching allocator's fragmentation, which napkin does not know."""
+"""The fraction of the memory that is left to the allocator's fragmentation, which napkin does not know."""
 LARGEST_MICRO_BATCH = 2**16
 SEQUENCE_STEP = 64
 LARGEST_SEQUENCE = 2**20
 
 FitField = Literal["micro_batch_size", "seq_len"]
 MULTIPLES: dict[FitField, int] = {"micro_batch_size": 1, "seq_len": SEQUENCE_STEP}
-"""What values are tried: a sequence length that is not a multiple of 64 is slow, and nobody asks for one."""
+"""By field, the number whose multiples are tried: sequences that are no multiple of 64 tokens are slow."""
 LARGEST: dict[FitField, int] = {"micro_batch_size": LARGEST_MICRO_BATCH, "seq_len": LARGEST_SEQUENCE}
-"""Larger values are not looked for."""
+"""By field, the largest value that is tried."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What fits into `limit_bytes`."""
+    """The sizes of a recipe that fit into `limit_bytes` by arithmetic."""
 
     limit_bytes: int
+    """The device's memory without the margin."""
     required_bytes: int
-    """Of the recipe as it is."""
+    """What the recipe needs as it is."""
     micro_batch_size: int
-    """The largest at the recipe's seq_len; 0: not even one row fits."""
+    """The largest at the recipe's seq_len; 0 if not even one row fits."""
     seq_len: int
-    """The largest at the recipe's micro_batch_size, a multiple of 64; 0: none."""
+    """The largest at the recipe's micro_batch_size, a multiple of 64; 0 if none fits."""
     changes: list[Change]
-    """When the recipe does not fit: what to try, those with the same result first, each group by time."""
+    """Changes to try where the recipe does not fit: those with the same result first, each group by time."""
     together: str = ""
-    """Overrides with which it fits, as few and as cheap as were found; empty: none do."""
+    """Overrides with which it fits, as few and as cheap as were found; empty if there are none."""
     num_parameters: int | None = None
-    """Of the model, without an adapter."""
+    """The model's parameters, without an adapter."""
 
 
 def fit(recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN) -> Fit:
-    """What of `recipe` fits `hardware` by arithmetic, leaving `margin` of its memory to fragmentation.
+    """The sizes of `recipe` that fit `hardware` by arithmetic, with the fraction `margin` of its memory left
+    free.
 
     Raises InputError for a margin that is not in [0, 1), and for what cannot be estimated.
     """
@@ -66,19 +68,19 @@ def fit(recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN) -
 
 
 def usable_bytes(hardware: Hardware, margin: float) -> int:
-    """Memory less `margin` of it. Raises InputError for a margin that is not in [0, 1)."""
+    """The memory of `hardware` less the fraction `margin`. Raises InputError unless that is in [0, 1)."""
     if not 0 <= margin < 1:
         raise InputError(f"--margin {margin}: it must be at least 0 and below 1.")
     return int(hardware.memory_bytes * (1 - margin))
 
 
 def needs_of(recipe: Recipe, hardware: Hardware, field: FitField, shape: ModelShape) -> Callable[[int], int]:
-    """What the recipe needs by arithmetic, in bytes, as a function of the value of `field`."""
+    """The function from a value of `field` to the bytes that the recipe then needs by arithmetic."""
     return lambda value: required_bytes(estimate(recipe.model_copy(update={field: value}), hardware, shape))
 
 
 def largest_within(limit: int, needs: Callable[[int], int], field: FitField, shape: ModelShape) -> int:
-    """The largest value of `field`, a multiple of its step, that needs at most `limit` bytes, or 0."""
+    """The largest multiple of the step of `field` that needs at most `limit` bytes; 0 if none does."""
     step, most = MULTIPLES[field], LARGEST[field]
     if field == "seq_len" and shape.positions:
         most = min(most, shape.positions)
@@ -86,7 +88,7 @@ def largest_within(limit: int, needs: Callable[[int], int], field: FitField, sha
 
 
 def largest(fits: Callable[[int], bool], highest: int) -> int:
-    """The largest n in 1..highest for which `fits`, 0 if 1 does not. `fits` is true up to some n."""
+    """The largest n in 1..highest that fits; 0 if 1 does not. `fits` must be true up to some n alone."""
     low, high = 0, 1
     while high <= highest and fits(high):
         low, high = high, high * 2

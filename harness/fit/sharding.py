@@ -1,11 +1,12 @@
-"""Memory and communication of a GPU under data and model parallelism. No torch where it was asked before.
+"""Memory and communication of a GPU under data and model parallelism. No torch where the cache has the
+answer.
 
 DDP, FSDP2, hybrid sharding and tensor parallelism are PyTorch's own engines: their peak, and what the step
-waits for, are of a simulation of rank 0 of the recipe on so many ranks (harness/fit/simulations.py). Where it
-cannot be simulated they are napkin's. ZeRO-1, 2 and 3 are DeepSpeed's: its paper's splits of the model states
-(Rajbhandari et al., arXiv 1910.02054) and, beside them, the buffers that its configuration documents. Model
-parallelism is the blocks divided, one GPU after the other. The states that a GPU holds and what it sends are
-the textbook's for every strategy: what is sent is counted with ring collectives.
+waits for, are simulated for rank 0 of the recipe (harness/fit/simulations.py), or estimated by napkin where
+that is not possible. ZeRO-1, 2 and 3 are DeepSpeed's: the splits of the model states are its paper's
+(Rajbhandari et al., arXiv 1910.02054), with the buffers that its configuration documents on top. Model
+parallelism divides the blocks among the GPUs, which work one after the other. For every strategy the states
+that a GPU holds and what it sends are the textbook's, and traffic is counted with ring collectives.
 
 The sizes of DeepSpeed's buffers are in elements of the gradients' or weights' dtype (DeepSpeed@1b88ac3,
 runtime/zero/config.py: the defaults and what each limits). stage_1_and_2.py makes a bucket before each
@@ -32,15 +33,17 @@ PREFETCH_BUCKET_SIZE = 50_000_000
 
 
 class Buffer(NamedTuple):
-    """Bytes that DeepSpeed holds, and how they come about."""
+    """A buffer that DeepSpeed keeps on the device."""
 
     name: str
     formula: str
+    """How its bytes are computed, for a reader."""
     size_bytes: int
 
 
 def zero_buffers(sizes: Sizes, strategy: str) -> list[Buffer]:
-    """The buffers of a ZeRO stage at its defaults, alive at the same time in backward; none for others."""
+    """The buffers of a ZeRO stage with DeepSpeed's default settings, which are alive at the same time in
+    backward; none for other strategies."""
     if strategy not in ("ZeRO-1", "ZeRO-2", "ZeRO-3"):
         return []
     trained = sum(w.elements * w.count for w in sizes.trained)
@@ -70,7 +73,7 @@ STRATEGIES = (
     "hybrid sharding",
 )
 BUCKET_BYTES = 25 * 2**20
-"""Of DDP, its default."""
+"""DDP's default bucket of gradients."""
 ALONE: dict[str, Any] = {
     "parallel": "none",
     "dp_replicate": 1,
@@ -82,12 +85,12 @@ ALONE: dict[str, Any] = {
     "wrap": "block",
     "cpu_offload": False,
 }
-"""The fields of a recipe that say how it is divided, as one GPU has them."""
+"""The recipe fields that say how it is divided, with the values that a single GPU has."""
 
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of the model states one GPU holds."""
+    """The bytes of the model states that one GPU holds."""
 
     parameters: float
     gradients: float
@@ -100,39 +103,40 @@ class States:
 
 @dataclass(frozen=True)
 class Sharded:
-    """One strategy on N GPUs."""
+    """What one GPU holds, sends and waits for under one strategy."""
 
     strategy: str
     states: States
     peak_bytes: float
-    """Model states, activations and temporaries of a GPU at its peak, as PyTorch's allocator counts it."""
+    """Model states, activations and temporaries of a GPU at its peak, as PyTorch's allocator counts them."""
     sent_bytes: float
-    """Sent by a GPU in one optimizer step."""
+    """The bytes that a GPU sends in one optimizer step."""
     link_s: float
-    """Time of that at the datasheet's GPU-to-GPU rate."""
+    """The time to send them at the datasheet's GPU-to-GPU rate."""
     exposed_s: float
-    """What the step waits for: the part that computing does not hide. Of a simulation also the waits for
-    collectives that begin late; it can be more than `link_s`, which knows no latency."""
+    """The communication that no computation hides, which the step waits for. A simulation also counts the
+    waits for collectives that begin late; it can be more than `link_s`, which has no latency."""
     overlap: str
+    """A clause about what communication runs under computation."""
     fits: bool
-    """In the memory of a GPU: as a simulated allocator places the step there, with the CUDA context; by
-    arithmetic, the peak and the context."""
+    """Whether the step fits the memory of a GPU with the CUDA context: in a simulated allocator, or where it
+    was not simulated by arithmetic, the peak and the context."""
     tokens_per_s: float | None = None
-    """Of all GPUs together, simulated; None where it was not."""
+    """The simulated speed of all GPUs together; None where it was not simulated."""
     host_bytes: float = 0.0
     """What a rank keeps in host memory where the recipe offloads (`cpu_offload`)."""
     bucket_bytes: float = 0.0
-    """DDP's second copy of the gradients, in `peak_bytes`."""
+    """The part of `peak_bytes` that is DDP's buckets, a second copy of the gradients."""
     num_buckets: int = 0
-    """That many bytes in pieces of 25 MiB, about; DDP fills each with whole gradients."""
+    """About how many of DDP's buckets of 25 MiB that is; DDP fills each with whole gradients."""
     where: str = ""
-    """What the step does at its peak."""
+    """What the step is doing at its peak."""
     buffers: str = ""
-    """DeepSpeed's buffers in `peak_bytes`, with their formula."""
+    """The DeepSpeed buffers in `peak_bytes`, with their formulas."""
     source: Literal["simulated", "napkin"] = "napkin"
-    """Of `peak_bytes`, `exposed_s` and `where`."""
+    """Where `peak_bytes`, `exposed_s` and `where` come from."""
     not_simulated: str = ""
-    """Why not, of a strategy that is simulated where that can be."""
+    """Why a strategy of PyTorch's engines could not be simulated; empty for every other strategy."""
 
 
 @dataclass(frozen=True)
@@ -161,14 +165,14 @@ def strategies(
     *,
     by_arithmetic: bool = False,
 ) -> list[Sharded | Refused]:
-    """Every strategy on `gpus` GPUs, each with its own micro batch (model and tensor parallel: sharing one);
-    or why the recipe cannot have it. A recipe that says how it is divided says so for the strategies that
-    divide it so.
+    """Every strategy on `gpus` GPUs, or the reason why the recipe cannot have it.
 
-    PyTorch's engines are simulated, unless that is kept from an earlier question or `by_arithmetic` is asked
-    for; `told` hears of each simulation, and its warnings. What cannot be simulated is answered by
-    arithmetic. Raises InputError unless gpus is at least 1, and for offloaded or in-backward optimizers,
-    whose states are not where these strategies divide them.
+    `group` is the number of GPUs among which hybrid sharding divides the weights. Each GPU has a micro batch
+    of its own; with model and tensor parallelism all share one. The recipe's fields about how it is divided
+    apply to the strategies that divide it so. PyTorch's engines are simulated, unless the cache has the
+    answer or `by_arithmetic` is true; `told` is called with a line about each simulation and each of its
+    warnings. What cannot be simulated is estimated. Raises InputError unless gpus is at least 1, and for
+    offloaded or in-backward optimizers, whose states are not where these strategies divide them.
     """
     recipe = memory.sizes.recipe
     if gpus < 1 or group < 1:
@@ -214,7 +218,7 @@ def strategies(
 def _simulated(
     rows: list[tuple[Sharded, Recipe]], hardware: Hardware, told: Callable[[str], None]
 ) -> Iterator[Sharded | Refused]:
-    """The rows as a simulation of rank 0 of each recipe has them. Equal recipes are simulated once."""
+    """The rows with the numbers of a simulation of rank 0 of each recipe, equal recipes once."""
     new = partial(Simulations, hardware, told=told, few_layers=True)
     all_at_once((new(), recipe) for recipe in dict.fromkeys(r for _, r in rows))
     simulations, warn = new(), cache(told)  # each warning once
@@ -254,7 +258,7 @@ def bucket_note(rows: Iterable[Sharded | Refused]) -> str:
 
 
 def _by_napkin(alone: Memory, strategy: str, recipe: Recipe) -> Sharded:
-    """The recipe on so many ranks of PyTorch's engines."""
+    """The row of a strategy of PyTorch's engines by arithmetic; `recipe` is divided, `alone` on one GPU."""
     rank = estimate(recipe, alone.sizes.hardware, alone.sizes.built.whole)
     sizes = rank.sizes
     phases = Timing(sizes).phases.values()
@@ -280,7 +284,7 @@ def _by_napkin(alone: Memory, strategy: str, recipe: Recipe) -> Sharded:
 
 
 def _by_states(memory: Memory, strategy: str, gpus: int) -> Sharded:
-    """What the states divided come to, with DeepSpeed's buffers."""
+    """The row of model parallelism or a ZeRO stage by arithmetic, from the recipe's `memory` on one GPU."""
     sizes = memory.sizes
     whole = States(sizes.parameter_bytes, sizes.gradient_bytes, sizes.device_state)
     states = model_states(strategy, whole, gpus)
@@ -301,8 +305,8 @@ def _fits(peak_bytes: float, hardware: Hardware) -> bool:
 
 
 def _hidden_s(memory: Memory, strategy: str) -> float:
-    """Seconds of computing under which a strategy sends. Gradients are complete, and leave, in the backward
-    of the step's last micro batch; sharded parameters are gathered in every forward and backward."""
+    """The seconds of computation that can hide a strategy's communication. Gradients are complete, and are
+    sent, in the backward of the step's last micro batch; sharded parameters are gathered in all of them."""
     computing = Timing(memory.sizes).phases
     forward_s, backward_s = computing["forward"].seconds, computing["backward"].seconds
     if strategy in ("ZeRO-1", "ZeRO-2"):
@@ -311,7 +315,7 @@ def _hidden_s(memory: Memory, strategy: str) -> float:
 
 
 def _at(moment: Moment, strategy: str, states: States, whole: States, gpus: int) -> float:
-    """A moment of the step with the states divided."""
+    """The bytes of a GPU at a moment of the step, with the states divided as in `states`."""
     share = states.gradients / whole.gradients if whole.gradients else 1.0
     held = states.parameters + moment.gradients * share + states.optimizer
     own = moment.activations + moment.temporaries
@@ -324,7 +328,7 @@ def _at(moment: Moment, strategy: str, states: States, whole: States, gpus: int)
 
 
 def _traffic(memory: Memory, strategy: str, gpus: int) -> tuple[float, float]:
-    """Bytes a GPU sends in one step, and how many of them nothing can hide.
+    """The bytes that a GPU sends in one step, and how many of them no computation can hide.
 
     ZeRO-1 and 2: a reduce-scatter of the gradients, and an all-gather of the updated parameters after the
     step. ZeRO-3: an all-gather of all parameters in forward and again in backward, for every micro batch, and

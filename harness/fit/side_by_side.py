@@ -1,4 +1,4 @@
-"""The ways to divide a recipe among GPUs, side by side: as a table and as plain data. No torch of its own."""
+"""The strategies that divide a recipe among GPUs, as a table and as plain data. No torch of its own."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -14,17 +14,17 @@ from harness.units import GIB, in_gib
 
 @dataclass(frozen=True)
 class Divisions:
-    """What each GPU holds and sends in a step, by strategy. `print` shows what `harness shard` prints."""
+    """What each GPU holds and sends in a step, by strategy. Printed, it is the output of `harness shard`."""
 
     name: str
     gpus: int
     hardware: Hardware
     rows: list[Sharded | Refused]
     warnings: list[str]
-    """About the recipe."""
+    """Warnings about the recipe."""
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """The rows and warnings as plain data."""
         return {
             "strategies": [asdict(row) for row in self._divided],
             "refused": {row.strategy: row.reason for row in self.rows if isinstance(row, Refused)},
@@ -57,7 +57,7 @@ class Divisions:
             )
 
     def _notes(self) -> Iterator[str]:
-        """What the numbers rest on, and what is not in them."""
+        """Lines about what the numbers rest on, and what they leave out."""
         yield ""
         there, beyond = self.hardware.memory_bytes, [row.strategy for row in self._divided if not row.fits]
         yield f"does not fit in the {in_gib(there)} of a GPU: {', '.join(beyond) or 'none'}"

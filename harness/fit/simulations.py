@@ -1,7 +1,7 @@
-"""What simulations say of recipes on one device, each asked for once. No torch until one has to run.
+"""The simulations of recipes on one device, each made once. No torch is imported until one has to run.
 
-A simulation is made with plenty of memory and its requests are kept as a formula (harness/formula), so that
-another size between those that were simulated, less memory or another allocator needs no simulation.
+A simulation runs with plenty of memory, and its requests are kept as a formula (harness/formula). So sizes
+between simulated ones, less memory and other allocator settings need no further simulation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ B = TypeVar("B")
 
 
 class Simulations:
-    """What simulations say of recipes on `hardware` with an allocator's `settings` (None: the defaults)."""
+    """Profiles of recipes on `hardware` by simulation, which is skipped where a formula is exact.
+
+    `settings` are the allocator's (None: the defaults). `told` is called with a line before each simulation.
+    `formulas` are those already known, by recipe. `alike` are devices that run the same kernels as
+    `hardware`, so that one simulation gives the step's time on each. With `few_layers` a model whose layers
+    repeat is simulated with few of them.
+    """
 
     def __init__(
         self,
@@ -43,22 +49,22 @@ class Simulations:
     ) -> None:
         self.hardware = hardware
         self.devices = [hardware, *alike]
-        """Those that run the same kernels: one simulation times the step on each."""
+        """All devices on which a simulation times the step; the first is `hardware`."""
         self.settings = settings or parse_settings("", installed_version("torch") or "")
         self.told = told
         self._formulas: dict[str, Formula] = {} if formulas is None else formulas
         self._profiles: dict[tuple[Recipe, int], StepProfile] = {}
         self._few_layers = FewLayers(self.devices, self.settings) if few_layers else None
-        """None: all layers are simulated."""
+        """None where all layers are simulated."""
 
     def with_settings(self, settings: Settings) -> Simulations:
-        """The same simulations, and another allocator."""
+        """The same formulas with other allocator settings."""
         other = Simulations(self.hardware, settings, self.told, self._formulas, self.devices[1:])
         other._few_layers = self._few_layers
         return other
 
     def formula(self, recipe: Recipe) -> Formula:
-        """What is known of the recipe at other sizes."""
+        """The recipe's formula, which is that of all its sizes. What is learned is added to it."""
         name = recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1}).model_dump_json()
         if name not in self._formulas:
             self._formulas[name] = load(recipe, self.hardware)
@@ -67,22 +73,23 @@ class Simulations:
         return self._formulas[name]
 
     def profile(self, recipe: Recipe) -> StepProfile:
-        """Of one step; `oom` is filled where it runs out. Raises InputError if it cannot be simulated."""
+        """The profile of a step on `hardware`, with `oom` filled where memory runs out. It is exact, and
+        simulated if need be. Raises InputError if it cannot be simulated."""
         self._learn(recipe)
         return self._profile(recipe, self.hardware)
 
     def with_plenty(self, recipe: Recipe) -> StepProfile:
-        """The same if memory did not run out: what the recipe takes at its peak."""
+        """Like `profile`, with plenty of memory: what the recipe takes if memory does not run out."""
         self._learn(recipe)
         return self._profile(recipe, with_memory(self.hardware, PLENTY_BYTES))
 
     def timed(self, recipe: Recipe) -> StepProfile:
-        """The same, with the times of a simulation at these very sizes on all devices, now or before."""
+        """Like `with_plenty`, with the step's times on `hardware`, of a simulation at these very sizes."""
         self.time(recipe)
         return self.with_plenty(recipe)
 
     def time(self, recipe: Recipe) -> None:
-        """Simulate at these very sizes unless that was done: a formula knows their memory, not their time."""
+        """Simulate at these very sizes unless that was done: no formula gives the time at other sizes."""
         if not self.is_timed(recipe):
             self._simulate(recipe, timed=True)
             self._profiles.clear()
@@ -94,12 +101,12 @@ class Simulations:
         return timed or bool(formula.refused)
 
     def on(self, device: Hardware, recipe: Recipe) -> StepProfile:
-        """Of one of the devices, with its own memory."""
+        """The profile of a step on `device`, one of `devices`, with its own memory."""
         self._learn(recipe)
         return self.formula(recipe).profile(recipe, device, self.settings)
 
     def expected(self, recipe: Recipe) -> StepProfile | None:
-        """The profile if what was seen at other sizes goes on; None if nothing is known that could."""
+        """The profile by the formula, exact or a guess, and never simulated; None where no formula holds."""
         return None if self.least_bytes(recipe) is None else self._profile(recipe, self.hardware)
 
     def knows(self, recipe: Recipe) -> bool:
@@ -107,23 +114,25 @@ class Simulations:
         return self.formula(recipe).knowing(point_of(recipe)) is not None
 
     def simulated_before(self, recipe: Recipe, field: str) -> list[int]:
-        """Values of a size at which the recipe was simulated, with the other size as it is."""
+        """The values of `field` (micro_batch_size or seq_len) at which the recipe was simulated, with the
+        other of the two as it is in `recipe`."""
         here, points = point_of(recipe)._asdict(), self.formula(recipe).simulated_at()
         others = {name: value for name, value in here.items() if name != field}
         return [point._asdict()[field] for point in points if others.items() <= point._asdict().items()]
 
     def explains(self, recipe: Recipe) -> bool:
-        """Whether what is known exactly at these sizes says something of others, too."""
+        """Whether the formula is exact at these sizes, and has expressions that may hold at others too."""
         piece = self.formula(recipe).knowing(point_of(recipe))
         return piece is not None and piece.explains
 
     def least_bytes(self, recipe: Recipe) -> int | None:
-        """Memory without which the step does not fit, as far as is known; None if nothing is."""
+        """The bytes of memory without which the step cannot fit, by the formula, exact or a guess, with the
+        CUDA context; None where no formula holds."""
         found = self.formula(recipe).least_bytes(point_of(recipe))
         return None if found is None else found + self.hardware.calibration.cuda_context_bytes
 
     def kept_bytes(self, recipe: Recipe) -> int:
-        """What stays on the device from step to step."""
+        """The bytes that stay on the device from step to step, with the CUDA context."""
         self._learn(recipe)
         log = self.formula(recipe).requests(point_of(recipe))
         assert log is not None
@@ -131,38 +140,39 @@ class Simulations:
 
     @property
     def learned(self) -> dict[str, Formula]:
-        """By recipe: what `merge` takes in another process."""
+        """The formulas by recipe, which `merge` takes in from another process."""
         return self._formulas
 
     def merge(self, learned: dict[str, Formula]) -> None:
-        """What another process learned."""
+        """Add what another process learned."""
         for name, formula in learned.items():
             known = self._formulas.setdefault(name, formula)
             if known is not formula:
                 known.merge(formula)
 
     def keep(self) -> None:
-        """Keep what was found for the next question."""
+        """Write changed formulas to the cache, for later questions."""
         for formula in self._formulas.values():
             save(formula)
 
     def _profile(self, recipe: Recipe, hardware: Hardware) -> StepProfile:
-        asked = recipe, hardware.memory_bytes
-        if asked not in self._profiles:
+        """The profile by the formula. One that is exact is computed once."""
+        key = recipe, hardware.memory_bytes
+        if key not in self._profiles:
             found = self.formula(recipe).profile(recipe, hardware, self.settings)
             if not self.knows(recipe):
                 return found
-            self._profiles[asked] = found
-        return self._profiles[asked]
+            self._profiles[key] = found
+        return self._profiles[key]
 
     def _learn(self, recipe: Recipe) -> None:
-        """Simulate at these sizes, unless that is known."""
+        """Simulate at these sizes, unless the formula is exact there."""
         if not self.knows(recipe):
             self._simulate(recipe)
 
     def confirm(self, recipe: Recipe) -> None:
-        """See that the model with all of its layers asks for what simulations of few of them say, unless that
-        was seen. Raises NotRepeated where it does not: the few layers were wrong, and all must be asked."""
+        """Simulate the model with all of its layers, unless that was done, to see that it makes the requests
+        that were derived from few layers. Raises NotRepeated where it does not."""
         expected, point = self.formula(recipe).knowing(point_of(recipe)), point_of(recipe)
         if expected is None or expected.knows_whole(point):
             return
@@ -172,7 +182,7 @@ class Simulations:
             raise NotRepeated(f"{recipe.model} has layers that do not repeat")
 
     def _simulate(self, recipe: Recipe, *, timed: bool = False) -> None:
-        """With few layers where they are asked for and say what all of them do; else with all."""
+        """Simulate at these sizes: with few layers where that is wanted and possible, otherwise with all."""
         formula = self.formula(recipe)
         if self._few_layers is not None and not formula.refused:
             found = self._few_layers.simulated(recipe, timed=timed)
@@ -183,7 +193,7 @@ class Simulations:
         return self.simulated(recipe)
 
     def simulated(self, recipe: Recipe) -> None:
-        """Simulate at these sizes now, with all layers. Raises CannotDivide, as it did before."""
+        """Simulate at these sizes with all layers. Raises CannotDivide, at once if it was raised before."""
         formula = self.formula(recipe)
         if formula.refused:
             raise CannotDivide(formula.refused)
@@ -204,11 +214,14 @@ class Simulations:
             save(formula)
 
 
-def all_at_once(asked: Iterable[tuple[Simulations, Recipe]]) -> None:
-    """Simulate what is not kept yet in as many processes as there are cores. They leave it in the cache,
-    where other Simulations find it; where they cannot, it is simulated in the process that asks for it. Where
-    a thread runs, forking is not safe."""
-    waiting = [(simulations, recipe) for simulations, recipe in asked if not simulations.is_timed(recipe)]
+def all_at_once(wanted: Iterable[tuple[Simulations, Recipe]]) -> None:
+    """Simulate recipes whose times are not known yet, in as many processes as there are cores.
+
+    The processes leave the formulas in the cache, where other Simulations find them. Where the cache cannot
+    be written to, or there is one core, or another thread runs, so that forking is not safe, each recipe is
+    simulated later instead, by whoever asks for its profile.
+    """
+    waiting = [(simulations, recipe) for simulations, recipe in wanted if not simulations.is_timed(recipe)]
     if len(waiting) < 2 or not _may_fork():
         return
     cores = len(os.sched_getaffinity(0))
@@ -225,8 +238,8 @@ def all_at_once(asked: Iterable[tuple[Simulations, Recipe]]) -> None:
 
 
 def both_at_once(simulations: Simulations, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """What two searches find: the second in a process of its own, where that is possible, which tells
-    `simulations` what it learned. Raises what they raise."""
+    """The results of two searches that both use `simulations`. Where possible the second runs in a process of
+    its own, and `simulations` then takes in what that learned. Raises what the searches raise."""
     if not _may_fork():
         return first(), second()
     context = get_context("fork")
@@ -256,13 +269,14 @@ def both_at_once(simulations: Simulations, first: Callable[[], A], second: Calla
 
 
 def _may_fork() -> bool:
-    """Whether there are two cores, and no thread that a fork would leave with a lock."""
+    """Whether there are two cores, and no other thread, whose locks a forked process would inherit."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     return cores > 1 and threading.active_count() == 1
 
 
 def _leave(share: list[tuple[Simulations, Recipe]]) -> None:
-    """For another process, which finds each in the cache, or finds out why it cannot be simulated."""
+    """Simulate the recipes and leave their formulas in the cache. One that cannot be simulated is passed
+    over, since the process that needs it will find out why."""
     for simulations, recipe in share:
         with suppress(InputError):
             simulations.timed(recipe)

@@ -1,4 +1,4 @@
-"""What fits, as lines for a terminal and as a JSON document. No torch."""
+"""The answer of `harness fit`, as lines for a terminal and as a JSON document. No torch."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,8 @@ from harness.units import GIB, in_gib, in_ms
 def fit_lines(
     name: str, where: str, recipe: Recipe, hardware: Hardware, found: ConfirmedFit
 ) -> Iterator[str]:
-    """The verdict, the largest sizes, what expandable segments would change, and what to change."""
+    """The verdict, the largest sizes, the effect of expandable segments, and changes that would help. `where`
+    is the name of the device."""
     size = in_gib(hardware.memory_bytes)
     fits = _fits_as_it_is(recipe, found)
     how = "by arithmetic" if found.unsimulated else "as it is"
@@ -59,7 +60,7 @@ def fit_lines(
 
 
 def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> dict[str, Any]:
-    """The same as plain data. `largest_*`: seen to fit where `seen_by_simulation`, else by arithmetic."""
+    """The same as plain data. `largest_` fields are arithmetic's unless `seen_by_simulation` is true."""
     arithmetic, values = found.arithmetic, _values(found)
     return {
         "recipe": name,
@@ -99,6 +100,7 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
 
 
 def _notes(recipe: Recipe, found: ConfirmedFit) -> list[str]:
+    """Warnings about the recipe, and what the answer rests on."""
     warnings = [*surprises_of_mesh(recipe), *warnings_of(recipe)]
     if found.arithmetic is None:  # then the simulation knows the model
         seen = [exact.profile or exact.next_profile for exact in found.largest.values()]
@@ -107,7 +109,7 @@ def _notes(recipe: Recipe, found: ConfirmedFit) -> list[str]:
 
 
 def exact_lines(name: str, where: str, recipe: Recipe, found: ExactFit) -> Iterator[str]:
-    """The largest value of one field, and what the next one does."""
+    """The largest value of one field that fits, and what happens with the next one."""
     if found.value is None or found.profile is None:
         yield f"{name} on {where}: no {found.field} fits"
     else:
@@ -122,7 +124,7 @@ def exact_lines(name: str, where: str, recipe: Recipe, found: ExactFit) -> Itera
 
 
 def _values(found: ConfirmedFit) -> dict[FitField, int]:
-    """The largest values; 0: none fits."""
+    """The largest value of each field; 0 where none fits."""
     if found.seen:
         return {field: exact.value or 0 for field, exact in found.largest.items()}
     assert found.arithmetic is not None
@@ -136,7 +138,8 @@ def _fits_as_it_is(recipe: Recipe, found: ConfirmedFit) -> bool:
     return found.arithmetic.required_bytes <= found.arithmetic.limit_bytes
 
 
-def _beside(field: FitField, recipe: Recipe) -> str:
+def _with_the_other(field: FitField, recipe: Recipe) -> str:
+    """The name of a field, with the value of the other one that it holds at."""
     other = "seq_len" if field == "micro_batch_size" else "micro_batch_size"
     return f"{field} at {other} {getattr(recipe, other)}"
 
@@ -144,7 +147,7 @@ def _beside(field: FitField, recipe: Recipe) -> str:
 def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
     for field, exact in found.largest.items():
         steps = f", in steps of {exact.multiple_of}" if exact.multiple_of > 1 else ""
-        yield f"  largest {_beside(field, recipe)}{steps}: {exact.value or 'none fits'}"
+        yield f"  largest {_with_the_other(field, recipe)}{steps}: {exact.value or 'none fits'}"
         if exact.profile is not None:
             memory = exact.profile.memory
             peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
@@ -170,8 +173,8 @@ def _speed(profile: StepProfile) -> Iterator[str]:
     step = profile.step
     if step.tokens_per_s is not None:
         known = step.tokens_per_s_range()
-        beside = f" ({known[0]:,.0f} to {known[1]:,.0f})" if known else ""
-        yield f"    about {step.tokens_per_s:,.0f} tokens/s{beside}"
+        interval = f" ({known[0]:,.0f} to {known[1]:,.0f})" if known else ""
+        yield f"    about {step.tokens_per_s:,.0f} tokens/s{interval}"
         if parts := time_in_words(profile.parts_of_time_s()):
             yield f"    of a step's {in_ms(step.time_s.median)}: {parts}"
 
@@ -203,13 +206,13 @@ def _arithmetic_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
     yield f"  it needs {needed} at micro_batch_size {recipe.micro_batch_size} and seq_len {recipe.seq_len};"
     yield f"  there are {limit} when a margin is left to the allocator's fragmentation"
     for field, value in _values(found).items():
-        yield f"  largest {_beside(field, recipe)}: {value or 'none fits'}"
+        yield f"  largest {_with_the_other(field, recipe)}: {value or 'none fits'}"
     if found.fits_something:
         yield "  these are estimates to start from, not seen to fit"
 
 
 def unified_memory_note(recipe: Recipe, found: ConfirmedFit) -> str:
-    """What a "fits" rests on where an optimizer is paged; empty where none is."""
+    """A note that a fit with a paged optimizer rests on unified memory; empty where no optimizer is paged."""
     advised = [change.overrides for change in found.changes if change.fits] + [found.together]
     here = recipe.pages_optimizer
     if not here and not any("paged" in overrides for overrides in advised):

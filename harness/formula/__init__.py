@@ -1,4 +1,4 @@
-"""A step's requests of memory as expressions of its sizes, derived from simulations. It needs no torch."""
+"""The memory requests of a training step as expressions of its sizes, derived from simulations. No torch."""
 # pyright: reportUnusedImport=false
 
 from harness.formula.expression import Factors, Point, Sum

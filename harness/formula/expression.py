@@ -1,4 +1,4 @@
-"""Sizes as expressions of batch and sequence: found from examples, kept as text, evaluated to the byte."""
+"""Sizes in bytes as expressions of batch and sequence: derived from examples, and evaluated to the byte."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from harness.formula.scratch import RULES, Ruled
 
 
 class Point(NamedTuple):
-    """The sizes at which a step was simulated, or is asked about."""
+    """The two sizes at which a step was simulated, or that a question is about."""
 
     micro_batch_size: int
     seq_len: int
+    """In tokens."""
 
 
 @dataclass(frozen=True)
 class Factors:
-    """A product of powers of the two sizes; the sequence may be rounded up first, as kernels pad it."""
+    """A product of powers of the micro batch size and the sequence length."""
 
     batch: int = 0
+    """The exponent of the micro batch size."""
     sequence: int = 0
+    """The exponent of the sequence length."""
     rounded_to: int = 1
+    """The sequence length is first rounded up to a multiple of it, as kernels pad it."""
 
     def at(self, point: Point) -> int:
         rounded = -(-point.seq_len // self.rounded_to) * self.rounded_to
@@ -37,24 +41,26 @@ class Factors:
 
 
 PLAIN = [Factors(batch, sequence) for sequence in (0, 1, 2) for batch in (0, 1)]
+"""What a size may be a multiple of, the simplest first."""
 ROUNDED = [
     Factors(batch, sequence, rounded_to)
     for rounded_to in (32, 64, 128, 256)
     for sequence in (1, 2)
     for batch in (0, 1)
 ]
-"""Kernels of attention pad rows or columns to their tiles."""
+"""The same with padded sequences: attention kernels pad rows or columns to their tiles."""
 MOST_TERMS = 3
+"""A derived sum has no more terms than this."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum of coefficients times factors, a whole number of bytes wherever it is asked for."""
+    """A size in bytes as a sum of coefficients times factors."""
 
     terms: tuple[tuple[Fraction, Factors], ...]
 
     def at(self, point: Point) -> int:
-        """Its value. Raises ValueError where that is no whole number."""
+        """Its value in bytes. Raises ValueError where that is no whole number: there the sum is wrong."""
         value = sum(coefficient * factors.at(point) for coefficient, factors in self.terms)
         if Fraction(value).denominator != 1:
             raise ValueError(f"{self} is no whole number at {point}")
@@ -72,13 +78,13 @@ def _product(coefficient: Fraction, factors: str) -> str:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of a library (formula/scratch.py) with expressions for its arguments."""
+    """A size in bytes that a library's rule computes (formula/scratch.py), with sums as its arguments."""
 
     name: str
     arguments: tuple[Sum, ...]
 
     def at(self, point: Point) -> int:
-        """What the rule gives there, with its name and arguments."""
+        """Its value in bytes, a Ruled. Raises ValueError where an argument is no whole number."""
         return RULES[self.name](*(argument.at(point) for argument in self.arguments))
 
     def __str__(self) -> str:
@@ -89,8 +95,9 @@ Expression = Sum | Rule
 
 
 def explain(values: Sequence[int], points: Sequence[Point]) -> tuple[Expression | None, bool]:
-    """The simplest expression that gives `values` at `points`, and whether there were more points than it
-    takes to make one up; None if there is none.
+    """The simplest expression that has these `values`, in bytes, at these `points`; None if there is none.
+
+    Also returns whether it is sure: there were more points than the expression has coefficients to fit.
     """
     ruled = [value for value in values if isinstance(value, Ruled)]
     if len(ruled) == len(values) and len({(r.rule, len(r.arguments)) for r in ruled}) == 1:
@@ -106,19 +113,19 @@ def explain(values: Sequence[int], points: Sequence[Point]) -> tuple[Expression 
 
 
 def _candidates(points: Sequence[Point]) -> Iterator[tuple[Factors, ...]]:
-    """What a size may consist of, the simplest first. What is the same at all points is told apart from
-    nothing, and is left out."""
-    different: dict[tuple[Fraction, ...], Factors] = {}
+    """The combinations of factors that a size may be a sum of, the simplest first. Of factors that are
+    proportional at all `points`, and so cannot be told apart, only the simplest is tried."""
+    distinct: dict[tuple[Fraction, ...], Factors] = {}
     for factors in [*PLAIN, *ROUNDED]:
         values = [factors.at(point) for point in points]
-        different.setdefault(tuple(Fraction(value, values[0]) for value in values), factors)
-    apart = list(different.values())
+        distinct.setdefault(tuple(Fraction(value, values[0]) for value in values), factors)
     for count in range(1, min(MOST_TERMS, len(points)) + 1):
-        yield from combinations(apart, count)
+        yield from combinations(distinct.values(), count)
 
 
 def _solved(values: Sequence[int], points: Sequence[Point], factors: Sequence[Factors]) -> Sum | None:
-    """Coefficients, none below 0, with which these factors give all values."""
+    """The sum of these factors that has all `values` exactly, by Gaussian elimination. None where there is
+    none whose coefficients are positive and no odd fractions."""
     rows = [
         [Fraction(f.at(point)) for f in factors] + [Fraction(value)]
         for point, value in zip(points, values, strict=True)
@@ -135,10 +142,10 @@ def _solved(values: Sequence[int], points: Sequence[Point], factors: Sequence[Fa
                 rows[n] = [a - factor * b for a, b in zip(row, first, strict=True)]
     if any(row[-1] for row in rows[len(factors) :]):
         return None
-    found = [rows[n][-1] / rows[n][n] for n in range(len(factors))]
-    if any(c <= 0 or c.denominator > 64 for c in found):
+    coefficients = [rows[n][-1] / rows[n][n] for n in range(len(factors))]
+    if any(c <= 0 or c.denominator > 64 for c in coefficients):
         return None
-    return Sum(tuple(zip(found, factors, strict=True)))
+    return Sum(tuple(zip(coefficients, factors, strict=True)))
 
 
 def to_json(expression: Expression) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What simulations of one recipe at several sizes say of any size: exactly, as a guess, or nothing."""
+"""The formula of a recipe: what simulations at several sizes say of any size, exactly, as a guess, or not."""
 
 from __future__ import annotations
 
@@ -27,46 +27,50 @@ from harness.system import provenance
 
 
 class Times(NamedTuple):
-    """What a simulated step takes on one device."""
+    """The times of a simulated step on one device, in seconds."""
 
     step: StepStats
     communication_s: dict[str, float]
-    """By phase; of a step of one process nothing. See PhaseStats."""
+    """The communication of each phase (PhaseStats.communication_s); empty for a single process."""
     kernels_s: dict[str, dict[str, float]]
-    """By phase and class of kernel; nothing where it was not kept. See PhaseStats."""
+    """The kernels' time by phase and class of kernel (PhaseStats.kernels_s); empty in older files."""
 
     @classmethod
     def of(cls, profile: StepProfile) -> Times:
-        """Those of a simulation's profile."""
+        """The times in the profile of a simulation."""
         waits = {name: stats.communication_s for name, stats in profile.phases.items()}
         kernels = {name: stats.kernels_s for name, stats in profile.phases.items()}
         known = {name: seconds for name, seconds in waits.items() if seconds is not None}
         return cls(profile.step, known, kernels)
 
     def deeper(self, more: Times, times: int) -> Times:
-        """Those of a step in which `times` as much is added to this one as `more` adds to it."""
+        """The times of a deeper model, on the straight line through this one's and those of `more`.
+
+        `more` are the times of a model that is some layers deeper than this one, and the result those of a
+        model that is `times` as many layers deeper.
+        """
 
         def line(one: float | None, other: float | None) -> float:
             return (one or 0.0) + times * ((other or 0.0) - (one or 0.0))
 
         few, many = self.step, more.step
         before, after = few.time_s, many.time_s
-        taken = TimeStats(
+        time_s = TimeStats(
             median=(seconds := line(before.median, after.median)),
             p10=line(before.p10, after.p10),
             p90=line(before.p90, after.p90),
         )
-        done = {  # MFU and HFU times the seconds are FLOPs, but for a factor of the device
+        utilization = {  # MFU and HFU times the seconds are FLOPs, but for a factor of the device
             name: line(*((getattr(s, name) or 0.0) * (s.time_s.median or 0.0) for s in (few, many))) / seconds
             for name in ("mfu", "hfu")
         }
         step = few.model_copy(
             update={
-                "time_s": taken,
+                "time_s": time_s,
                 "tokens_per_s": (few.tokens_per_s or 0.0) * (before.median or 0.0) / seconds,
                 "model_flops": round(line(few.model_flops, many.model_flops)),
                 "bound": many.bound,
-                **done,
+                **utilization,
             }
         )
         waits = {name: line(s, more.communication_s[name]) for name, s in self.communication_s.items()}
@@ -89,23 +93,25 @@ class Times(NamedTuple):
 
 @dataclass
 class Formula:
-    """The pieces that were found, and what else a simulation told."""
+    """Everything that simulations of one recipe have shown: its pieces, times, warnings and outcomes."""
 
     key: dict[str, Any]
     """What it holds for: a recipe but for its sizes, a kind of GPU, versions (formula/store.py)."""
     pieces: list[Piece] = field(default_factory=list[Piece])
+    """Its requests: a piece for each sequence of requests that was seen."""
     warnings: list[str] = field(default_factory=list[str])
+    """The warnings of the latest simulation."""
     times: dict[str, Times] = field(default_factory=dict[str, Times])
-    """Of the simulated steps, by device and sizes: of no other."""
+    """The times of each simulated step, by device and sizes. Times are never derived for other sizes."""
     host_bytes: dict[str, int] = field(default_factory=dict[str, int])
-    """What the simulated steps keep in host memory, of those that offload, by sizes."""
+    """What each simulated step that offloads keeps in host memory, by sizes."""
     refused: str = ""
-    """Why the engine of the recipe cannot divide its model; empty where it can, or where nobody has asked."""
+    """Why the recipe's engine (FSDP2, DDP, TP) cannot divide the model; empty if it can or was not tried."""
     outcomes: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What was found for a device's memory and an allocator's settings, by these and sizes: exactly, or as
-    the pieces are that are known so far."""
+    """Replays that were made already, by sizes, device memory and allocator settings. At sizes that no piece
+    knows exactly, an outcome is a guess, which is dropped when a new piece makes it another."""
     changed: bool = False
-    """Since it was read."""
+    """Whether it has learned anything since it was read from its file."""
 
     def learn(
         self,
@@ -116,8 +122,11 @@ class Formula:
         *,
         whole: bool = True,
     ) -> None:
-        """Another simulation, of a step that did not run out of memory: what its requests are for, by key,
-        and its times, by device (`timed_on`). `whole`: of all layers."""
+        """Take in a simulation that did not run out of memory: its log, and its profile.
+
+        `labels` say by key what its allocations are for, `times` are by device as `timed_on` names it, and
+        `whole` is false for a model that was simulated with few of its layers.
+        """
         recipe = Recipe.model_validate(profile.recipe)
         self._add([Piece.of(log, point_of(recipe), labels, whole=whole)])
         self.warnings, self.changed = profile.warnings, True
@@ -127,8 +136,8 @@ class Formula:
             self.times[_name(device, recipe)] = found
 
     def merge(self, other: Formula) -> None:
-        """What another process learned of the same recipe."""
-        before = self._how_much()
+        """Take in what another process learned of the same recipe."""
+        before = self._amounts()
         exact = {n: found for n, found in other.outcomes.items() if other.knowing(Point(*found["point"]))}
         self.outcomes |= other.outcomes
         self._add(other.pieces)
@@ -136,68 +145,70 @@ class Formula:
         self.times |= other.times
         self.host_bytes |= other.host_bytes
         self.warnings, self.refused = self.warnings or other.warnings, self.refused or other.refused
-        self.changed = self.changed or other.changed or self._how_much() != before
+        self.changed = self.changed or other.changed or self._amounts() != before
 
-    def _how_much(self) -> tuple[int, ...]:
+    def _amounts(self) -> tuple[int, ...]:
+        """How much it knows: these numbers differ after it has learned something."""
         whole = sum(len(piece.whole) for piece in self.pieces)
         return len(self.outcomes), len(self.simulated_at()), whole, len(self.times), len(self.refused)
 
     def _add(self, pieces: Iterable[Piece]) -> None:
-        """More pieces. Outcomes that were guessed and would be guessed otherwise now are forgotten."""
+        """Add pieces, and drop outcomes that were guesses and would now be guessed differently."""
         points = {Point(*found["point"]) for found in self.outcomes.values()}
-        guessed = {point: self._sizes(point) for point in points if not self.knowing(point)}
+        guessed = {point: self._piece_and_sizes(point) for point in points if not self.knowing(point)}
         for piece in pieces:
             if not any(known.add(piece) for known in self.pieces):
                 self.pieces = [known for known in self.pieces if not known.contradicts(piece)]
                 self.pieces.append(piece)
-        wrong = {point for point, before in guessed.items() if before != self._sizes(point)}
+        wrong = {point for point, before in guessed.items() if before != self._piece_and_sizes(point)}
         for asked in [asked for asked, found in self.outcomes.items() if Point(*found["point"]) in wrong]:
             del self.outcomes[asked]
 
     def forget_few_layers(self) -> None:
-        """Know what simulations with all layers have shown, and no more."""
+        """Forget every point that was simulated with few layers alone, and all outcomes with them."""
         if any(not piece.whole for piece in self.pieces):
             self.pieces = [piece for piece in self.pieces if piece.whole]
             self.outcomes.clear()
 
     def has_times(self, recipe: Recipe, devices: Iterable[Hardware]) -> bool:
-        """Whether the step was timed at these sizes on all of them."""
+        """Whether a step of these very sizes was timed on all `devices`."""
         return all(_name(timed_on(device), recipe) in self.times for device in devices)
 
     def knowing(self, point: Point) -> Piece | None:
-        """The piece that says exactly what is asked for there."""
+        """The piece whose requests are exact at `point`; None if there is none."""
         return next((piece for piece in self.pieces if piece.knows(point)), None)
 
     def guessing(self, point: Point) -> Piece | None:
-        """The piece that is likely to hold there: one that explains such sizes, derived nearest to it."""
+        """The likeliest piece at `point`: of those that may hold there, the one simulated nearest to it."""
         explaining = [piece for piece in self.pieces if piece.may_hold(point)]
         return min(explaining, key=lambda piece: piece.distance(point), default=None)
 
     def requests(self, point: Point) -> RequestLog | None:
-        """What the step asks for at these sizes, if what was seen at others goes on; None if nobody knows."""
-        piece = self._saying(point)
+        """The log of the step's requests at `point`, exact or a guess; None if no piece holds there."""
+        piece = self._exact_or_likely(point)
         try:
             return None if piece is None else piece.at(point)
         except ValueError:
             return None
 
-    def _saying(self, point: Point) -> Piece | None:
+    def _exact_or_likely(self, point: Point) -> Piece | None:
         return self.knowing(point) or self.guessing(point)
 
-    def _sizes(self, point: Point) -> tuple[int, list[int]] | None:
-        """Which piece speaks of a point, and what it says."""
-        piece = self._saying(point)
+    def _piece_and_sizes(self, point: Point) -> tuple[int, list[int]] | None:
+        """The identity of the piece that holds at `point`, with the bytes of its allocations there."""
+        piece = self._exact_or_likely(point)
         try:
             return None if piece is None else (id(piece), piece.sizes_at(point))
         except ValueError:
             return None
 
     def simulated_at(self) -> list[Point]:
-        """All sizes that were simulated."""
+        """All points that were simulated."""
         return [point for piece in self.pieces for point in piece.points]
 
     def least_bytes(self, point: Point) -> int | None:
-        """Of memory, without which the step does not fit, as far as is known; None if nothing is."""
+        """The step's peak bytes without fragmentation, exact or a guess: with less it cannot fit. None if no
+        piece holds at `point`."""
         asked = f"least {point.micro_batch_size} x {point.seq_len}"
         if asked not in self.outcomes:
             log = self.requests(point)
@@ -208,16 +219,18 @@ class Formula:
         return self.outcomes[asked]["bytes"]
 
     def _host_bytes(self, recipe: Recipe) -> int | None:
-        """Weights and states are as large at all sizes."""
+        """What the step keeps in host memory. Unless activations are there, it is the same at all sizes."""
         known = self.host_bytes.get(_sizes(recipe))
         if known is None and not recipe.activations_on_host:
             known = next(iter(self.host_bytes.values()), None)
         return known
 
     def profile(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> StepProfile:
-        """The profile of `recipe` on `hardware`: as simulated, or expected, but for what is at the peak, and
-        with times only of the sizes that were simulated on this device, and host memory of those on any.
-        Raises ValueError if nothing is known that says what the step asks for."""
+        """The profile that a simulation of `recipe` on `hardware` has, exact or a guess.
+
+        It does not say what is alive at the peak. It has times only where these sizes were simulated for this
+        device. Raises ValueError where no piece holds at the recipe's sizes.
+        """
         found = self._outcome(recipe, hardware, settings)
         times = self.times.get(_name(timed_on(hardware), recipe))
         context = hardware.calibration.cuda_context_bytes
@@ -267,7 +280,7 @@ class Formula:
         return profile
 
     def _outcome(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> Outcome:
-        """Looked up where it was asked for before, and nothing was learnt since that could change it."""
+        """The outcome on a device of this memory; replayed unless `outcomes` has it."""
         memory = f"{hardware.memory_bytes} {hardware.calibration.cuda_context_bytes} {settings}"
         asked = _name(memory, recipe)
         if asked not in self.outcomes:
@@ -293,7 +306,7 @@ class Formula:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Formula:
-        """What `as_json` wrote. Raises whatever Python raises for anything else."""
+        """What `as_json` wrote. For anything else it raises whatever Python raises."""
         return cls(
             document["key"],
             [Piece.from_json(piece) for piece in document["pieces"]],
@@ -307,12 +320,12 @@ class Formula:
 
 @cache
 def _provenance() -> dict[str, Any]:
-    """Asked of git and of every installed package once: a search asks for many profiles."""
+    """Computed once, since it asks git and every installed package and a search makes many profiles."""
     return provenance()
 
 
 def timed_on(hardware: Hardware) -> str:
-    """A device with its calibration, which decides how long a step takes."""
+    """A name for a device with its calibration, which together decide how long a step takes."""
     calibration = hashlib.sha256(hardware.calibration.model_dump_json().encode()).hexdigest()
     return f"{hardware.name} {calibration[:12]}"
 
@@ -323,7 +336,7 @@ def point_of(recipe: Recipe) -> Point:
 
 
 def outcome_of(log: RequestLog, recipe: Recipe, hardware: Hardware, settings: Settings) -> Outcome:
-    """What `log` comes to on `hardware`, with as many steps as a measurement of `recipe` has."""
+    """The outcome of `log` on `hardware`, with as many steps as a measurement of `recipe` has."""
     context = hardware.calibration.cuda_context_bytes
     steps = sum(mark.what == "step" for mark in log.marks)
     repeats = max(0, recipe.measured_steps - steps)

@@ -1,4 +1,4 @@
-"""What a run's requests come to on a device: peaks by phase, or where memory runs out. No torch."""
+"""The outcome of a run's requests on one device: its peaks by phase, or where memory runs out. No torch."""
 
 from __future__ import annotations
 
@@ -9,34 +9,37 @@ from harness.allocator import Allocator, AllocatorOutOfMemory, Block, Settings
 from harness.formula.request_log import DIED, RequestLog
 
 ROUNDED_TO = 512
-"""kMinBlockSize of the allocator."""
+"""Bytes: every block is a multiple of it (kMinBlockSize of PyTorch's allocator)."""
 
 
 @dataclass
 class Outcome:
-    """Bytes, each the largest of its kind; None of what memory ran out before."""
+    """The peaks of a run in bytes. A peak is None where memory ran out before it could be seen."""
 
     setup_bytes: int | None = None
+    """Peak allocated bytes of the setup."""
     first_step_bytes: int | None = None
+    """Peak allocated bytes of the first step, which makes the optimizer's state."""
     phases: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """Allocated and reserved, by phase of the steps that are measured."""
+    """Peak allocated and peak reserved bytes of each phase of the measured steps."""
     phase: str = "setup"
-    """The last that was entered."""
+    """The phase that was entered last."""
     out_of_memory: AllocatorOutOfMemory | None = None
+    """The request that failed; None where everything fitted."""
 
     @property
     def allocated_bytes(self) -> int:
-        """At most, in the steps that are measured."""
+        """Peak allocated bytes of the measured steps."""
         return max((allocated for allocated, _ in self.phases.values()), default=0)
 
     @property
     def reserved_bytes(self) -> int:
-        """At most, in the steps that are measured."""
+        """Peak reserved bytes of the measured steps."""
         return max((reserved for _, reserved in self.phases.values()), default=0)
 
     @property
     def peak_phase(self) -> str | None:
-        """The first of those with the largest allocated bytes."""
+        """The phase with the largest allocated peak, and the first of several with the same."""
         return max(self.phases, key=lambda name: self.phases[name][0], default=None)
 
     def as_json(self) -> dict[str, Any]:
@@ -59,7 +62,7 @@ class Outcome:
         return cls(document["setup"], document["first"], phases, document["phase"], error)
 
     def note(self, phase: str, allocated: int, reserved: int) -> None:
-        """Another time through a phase."""
+        """Raise the peaks of `phase` to those of another time through it, where these are larger."""
         before = self.phases.get(phase, (0, 0))
         self.phases[phase] = max(before[0], allocated), max(before[1], reserved)
 
@@ -71,8 +74,11 @@ def outcome(
     device_bytes: int | None = None,
     repeats: int = 0,
 ) -> Outcome:
-    """Make all requests of `log` of an allocator with `capacity_bytes` (None: no limit), and those of its
-    recorded step so many times more, until they change nothing."""
+    """Replay all requests of `log` on an allocator with `capacity_bytes` (None: no limit).
+
+    `device_bytes` is the device's total memory (None: the capacity). The recorded step is replayed `repeats`
+    times more, or fewer when its blocks no longer change.
+    """
     allocator = Allocator(settings, capacity_bytes, device_bytes)
     blocks: dict[int, Block] = {}
     found = Outcome()
@@ -101,9 +107,9 @@ def outcome(
 
 
 def least_bytes(log: RequestLog) -> int:
-    """What the requests take at one time if nothing is lost in pieces: less memory than that is not enough.
+    """Peak bytes of the requests if memory never fragmented. A device with less cannot run the step.
 
-    A tenth of the time of `outcome`.
+    It takes a tenth of the time of `outcome`.
     """
     sizes: dict[int, int] = {}
     now = peak = 0
@@ -119,5 +125,6 @@ def least_bytes(log: RequestLog) -> int:
 
 
 def kept_bytes(log: RequestLog) -> int:
-    """What is there when the recorded step begins: weights, optimizer state, and all else that stays."""
+    """Requested bytes that are allocated when the recorded step begins: weights, optimizer state, and all
+    else that stays from step to step."""
     return sum(size for size, _ in log.found().values())

@@ -1,4 +1,9 @@
-"""A piece of a formula: the requests of a step wherever they are the same but for their sizes."""
+"""A piece of a formula: one sequence of requests, with the size of each as an expression of batch and
+sequence.
+
+At other batch sizes or sequence lengths a step may make other requests (another kernel runs, say), which are
+then another piece. An allocation is called a birth here, and its free a death, as in request_log.py.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +17,19 @@ from harness.formula.request_log import DIED, Label, Mark, RequestLog
 from harness.formula.scratch import Ruled
 
 BIRTH = -1
-"""Among the events of a piece; any other number is the birth, counted from 0, that dies."""
+"""The event of a piece that is an allocation. Any other event is a free, and is the number of the allocation
+that it ends, counted from 0."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A size that nothing explains: what it was at the points where it was seen."""
+    """A size in bytes that no expression explains, and that is known only at the points where it was seen."""
 
     values: tuple[int, ...]
     points: tuple[Point, ...]
 
     def at(self, point: Point) -> int:
-        """Raises ValueError elsewhere."""
+        """Its value in bytes. Raises ValueError for a point where it was not seen."""
         return self.values[self.points.index(point)]
 
     def __str__(self) -> str:
@@ -35,25 +41,31 @@ Size = Expression | Listed
 
 @dataclass
 class Piece:
-    """One order of births and deaths, and the size of each birth as an expression."""
+    """One sequence of allocations and frees, and the size of each allocation as an expression.
+
+    Allocations are numbered from 0 in their order, and lists "of each allocation" are in that order.
+    """
 
     points: list[Point]
-    """Where it was simulated."""
+    """The sizes at which the step was simulated."""
     events: list[int]
+    """The allocations and frees in order: BIRTH, or the number of the allocation that is freed."""
     streams: list[int]
-    """Of each birth."""
+    """The CUDA stream of each allocation."""
     marks: list[Mark]
+    """Where phases and steps begin, as in the RequestLog."""
     lost: list[int]
-    """Births that are never freed."""
+    """The numbers of the allocations that are never freed."""
     column_of: list[int]
-    """Of each birth."""
+    """The index into `columns` of the size of each allocation."""
     columns: list[Size]
+    """The different sizes, each once."""
     sure: bool = False
-    """Every expression was found from fewer points than it explains."""
+    """Whether every expression explains more points than it takes to fit one."""
     labels: list[Label] = field(default_factory=list[Label])
-    """What the births of the recorded step are, and what was there before, each once."""
+    """The different labels of the allocations that are alive in the recorded step, each once."""
     label_of: list[int] = field(default_factory=list[int])
-    """Of each birth; -1 where nobody says."""
+    """The index into `labels` of each allocation; -1 for one without a label."""
     whole: list[Point] = field(default_factory=list[Point])
     """Those of the points at which the model was simulated with all of its layers (fit/few_layers.py)."""
 
@@ -61,7 +73,8 @@ class Piece:
     def of(
         cls, log: RequestLog, point: Point, labels: Mapping[int, Label] | None = None, *, whole: bool = True
     ) -> Piece:
-        """What one simulation shows: it knows that point alone. `labels`: by key."""
+        """The piece of one simulation, which holds at its `point` alone. `labels` are by key of the log;
+        `whole` says whether the model had all of its layers."""
         numbers: dict[int, int] = {}
         events: list[int] = []
         for key, size_bytes, _ in log.events:
@@ -81,17 +94,17 @@ class Piece:
             [Listed((), ())],
         )
         piece._take([size for size, _ in born], point)
-        each = {label: n for n, label in enumerate(dict.fromkeys((labels or {}).values()))}
-        piece.labels = list(each)
-        piece.label_of = [each[labels[key]] if labels and key in labels else -1 for key in numbers]
+        indices = {label: n for n, label in enumerate(dict.fromkeys((labels or {}).values()))}
+        piece.labels = list(indices)
+        piece.label_of = [indices[labels[key]] if labels and key in labels else -1 for key in numbers]
         piece.whole = [point] * whole
         return piece
 
     def add(self, other: Piece) -> bool:
-        """Explain what other simulations show as well. False, and nothing changed, if they did something
-        else."""
-        mine = self.events, self.streams, self.marks, self.lost
-        if mine != (other.events, other.streams, other.marks, other.lost):
+        """Take in the points of `other`, so that the expressions hold at these too. Returns False, and
+        changes nothing, where its simulations made other requests."""
+        requests = self.events, self.streams, self.marks, self.lost
+        if requests != (other.events, other.streams, other.marks, other.lost):
             return False
         if any(self.sizes_at(point) != other.sizes_at(point) for point in {*self.points} & {*other.points}):
             return False
@@ -102,39 +115,41 @@ class Piece:
         return True
 
     def contradicts(self, other: Piece) -> bool:
-        """Whether few layers said something of a point at which all of them do something else (`other`)."""
+        """Whether this piece holds a point that was simulated with few layers alone, and at which `other` was
+        simulated with all of them."""
         return any(point in self.points and point not in self.whole for point in other.whole)
 
     def _take(self, sizes: Sequence[int], point: Point) -> None:
-        """One more point, with the size of each birth at it."""
-        numbers: dict[Any, int] = {}
-        chosen: list[int] = []
-        values: list[tuple[int, ...]] = []
+        """Add a point with the bytes of each allocation at it, and derive all expressions anew."""
+        indices: dict[Any, int] = {}
+        column_of: list[int] = []
+        columns: list[tuple[int, ...]] = []  # by column, its bytes at every point
         known = [[column.at(p) for p in self.points] for column in self.columns]
         for before, size in zip(self.column_of, sizes, strict=True):
-            what = before, size, (size.rule, size.arguments) if isinstance(size, Ruled) else None
-            if what not in numbers:
-                numbers[what] = len(values)
-                values.append((*known[before], size))
-            chosen.append(numbers[what])
+            column = before, size, (size.rule, size.arguments) if isinstance(size, Ruled) else None
+            if column not in indices:
+                indices[column] = len(columns)
+                columns.append((*known[before], size))
+            column_of.append(indices[column])
         self.points = [*self.points, point]
-        explained = [explain(column, self.points) for column in values]
+        explained = [explain(values, self.points) for values in columns]
         self.sure = all(sure for _, sure in explained)
         self.columns = [
-            Listed(column, tuple(self.points)) if found is None else found
-            for column, (found, _) in zip(values, explained, strict=True)
+            Listed(values, tuple(self.points)) if expression is None else expression
+            for values, (expression, _) in zip(columns, explained, strict=True)
         ]
-        self.column_of = chosen
+        self.column_of = column_of
 
     def knows(self, point: Point) -> bool:
-        """Whether what it says there is exact: it was simulated there, or between such points."""
+        """Whether its sizes are exact at `point`, which was simulated or lies between simulated points."""
         return self._spans(self.points, point)
 
     def knows_whole(self, point: Point) -> bool:
-        """The same of simulations with all layers."""
+        """Like `knows`, by simulations with all layers alone."""
         return self._spans(self.whole, point)
 
     def _spans(self, points: Sequence[Point], point: Point) -> bool:
+        """Whether `point` is one of `points`, or lies between them where the expressions are exact."""
         if point in points:
             return True
         if not points:
@@ -150,22 +165,22 @@ class Piece:
         )
 
     def _has_sizes_at(self, point: Point) -> bool:
-        """Whether its expressions are whole numbers of bytes there: they are wrong where one is not."""
+        """Whether every expression is a whole number of bytes at `point`; where one is not, it is wrong."""
         try:
             return bool(self.sizes_at(point))
         except ValueError:
             return False
 
     def distance(self, point: Point) -> float:
-        """How far the nearest of its points lies from `point`, in powers of two."""
+        """How far the nearest simulated point lies from `point`: the sum of both ratios in powers of two."""
         return min(
             abs(log2(point.micro_batch_size / rows)) + abs(log2(point.seq_len / tokens))
             for rows, tokens in self.points
         )
 
     def may_hold(self, point: Point) -> bool:
-        """Whether it explains sizes of that kind: a size that never differed where it was derived may be
-        anywhere in them."""
+        """Whether its expressions may hold at `point`. They do not for a micro batch size or sequence length
+        that was the same at all simulated points: it may be hidden in any coefficient."""
         rows, tokens = (set(sizes) for sizes in zip(*self.points, strict=True))
         return (
             self.explains
@@ -175,25 +190,25 @@ class Piece:
 
     @property
     def explains(self) -> bool:
-        """Whether it says anything anywhere else than where it was seen."""
+        """Whether it has expressions that say anything of points where it was not simulated."""
         return len(self.points) > 1 and not any(isinstance(size, Listed) for size in self.columns)
 
     @property
     def sequence_step(self) -> int:
-        """The largest power of two that all sequences it was derived at are multiples of: kernels pad, and
-        which of them runs may depend on it."""
-        together = 0
+        """The largest power of two that divides every simulated sequence length, in tokens. The expressions
+        are exact for its multiples alone: kernels pad, and which of them runs may depend on divisibility."""
+        bits = 0
         for point in self.points:
-            together |= point.seq_len
-        return together & -together
+            bits |= point.seq_len
+        return bits & -bits
 
     def sizes_at(self, point: Point) -> list[int]:
-        """Bytes of each birth. Raises ValueError where one is not known."""
+        """The bytes of each allocation at `point`. Raises ValueError where one is not known."""
         sizes = [size.at(point) for size in self.columns]
         return [sizes[column] for column in self.column_of]
 
     def at(self, point: Point) -> RequestLog:
-        """The requests at that point. Raises ValueError where a size is not known."""
+        """The log of requests at `point`. Raises ValueError where a size is not known."""
         sizes = self.sizes_at(point)
         log = RequestLog()
         events = log.events
@@ -208,8 +223,8 @@ class Piece:
         return log
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` reads back. Deaths are counted back from the latest birth, so that the
-        same layers read the same."""
+        """Plain data that `from_json` reads back. A free is counted back from the latest allocation, so that
+        equal layers become equal numbers, which compress well."""
         births, events = 0, list[int]()
         for event in self.events:
             events.append(0 if event == BIRTH else births - event)

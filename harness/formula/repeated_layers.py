@@ -1,10 +1,10 @@
 """The requests of a deep model, from those of the same model with few layers.
 
-One layer more does what the one before it did: in a few places of the log, once in forward, in backward and
-in each list of the optimizer, the same requests stand once more. Two logs show where. What dies there was
-born in the same layer, in one a fixed number of layers away, in the one that mirrors it (backward goes
-through them in the other order), or outside of them all: three logs show which. Nothing here knows what a
-layer is.
+A further layer repeats what the layer before it did: in a few places of the log (once in forward, once in
+backward and once in each list of the optimizer) the same requests stand once more. Comparing two logs shows
+where. What is freed there was allocated in the same layer, in a layer a fixed number of layers away, in the
+layer that mirrors it (backward goes through the layers in reverse), or outside of all layers. Three logs show
+which. Nothing here knows what a layer is. As in request_log.py, a birth is an allocation, a death a free.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from typing import Any, Literal, NamedTuple
 from harness.formula.request_log import DIED, Mark, RequestLog
 
 OUTSIDE = -1
-"""In the place of a run's number."""
+"""Stands where the number of a run would be, for an item that is in none."""
 WINDOWS = (24, 12, 6, 3)
-"""Items that must be the same behind an insertion: fewer where a size that depends on the depth follows."""
+"""How many items behind an insertion must agree with those behind its place in the other log, the most first.
+Fewer agree where an item with a size that depends on the depth follows soon."""
 
 Item = tuple[Any, ...]
-"""`born` or `died` with its bytes and stream, or a mark's two words."""
+"""An item of a log: ("born" or "died", bytes, stream) for an event, (what, phase) for a mark."""
 
 
 class NotRepeated(ValueError):
-    """The logs do not differ by repetitions alone."""
+    """The logs of deeper models do not differ from the others by repetitions alone."""
 
 
 @dataclass
 class _Walk:
-    """Events and marks of a log, in one order."""
+    """The events and marks of a log in one list. The lists have an entry for each item."""
 
     items: list[Item] = field(default_factory=list[Item])
     births: list[int] = field(default_factory=list[int])
-    """For each death, the position of its birth; -1 for everything else."""
+    """For a free, the position of its allocation in `items`; -1 for every other item."""
     sizes: list[int] = field(default_factory=list[int])
-    """For each birth what was requested, with its rule; 0 for everything else."""
+    """For an allocation, the requested bytes with their rule (a Ruled); 0 for every other item."""
     keys: list[int] = field(default_factory=list[int])
+    """For an allocation, its key in the log; 0 for every other item."""
 
     @classmethod
     def of(cls, log: RequestLog) -> _Walk:
@@ -67,35 +69,41 @@ class _Walk:
         self.keys.append(key)
 
     def order(self) -> tuple[list[tuple[Any, ...]], list[int]]:
-        """What happens, whatever the sizes."""
+        """What happens in which order, without the sizes."""
         return [(item[0], item[-1]) for item in self.items], self.births
 
 
 class _Run(NamedTuple):
-    """Items that stand one after the other in equal copies, one more for each layer more."""
+    """Items that stand one after the other in equal copies. A deeper model has more copies of them."""
 
     start: int
+    """The position of the first copy in the log with the fewest layers."""
     length: int
+    """The number of items in one copy."""
     copies: int
-    """In the log with the fewest layers."""
+    """The number of copies in the log with the fewest layers."""
 
 
 class _Place(NamedTuple):
-    """An item of a log of any depth."""
+    """The place of an item in a log of any depth."""
 
     run: int
+    """The number of its run, or OUTSIDE."""
     copy: int
     offset: int
-    """Within the copy; OUTSIDE of runs, the item's position in the log with the fewest layers."""
+    """The item's offset within the copy. OUTSIDE of runs, its position in the log with the fewest layers."""
 
 
 class _Rule(NamedTuple):
-    """Which copy of a run something was born in that dies in copy `c` of `n`, where the run has `m`."""
+    """Where the allocation is that is freed in copy `c` of one run: in a copy of a run of `m` copies."""
 
     run: int
+    """The run of the allocation, or OUTSIDE."""
     offset: int
     counted: Literal["first", "last", "along", "back"]
+    """From where its copy is counted: from the first, from the last, from `c`, or from the mirror of `c`."""
     number: int
+    """How many copies after that it is."""
 
     def copy(self, c: int, m: int) -> int:
         forms = {"first": 0, "last": m - 1, "along": c, "back": m - 1 - c}
@@ -103,9 +111,10 @@ class _Rule(NamedTuple):
 
 
 class RepeatedLayers:
-    """Made of three logs of the same step, each of a model that is as many layers deeper than the one before.
+    """The log of a step at any depth, derived from `logs` of three models, each deeper than the one before by
+    the same number of layers.
 
-    Raises NotRepeated where what it derives from the first two is not the third.
+    Raises NotRepeated where the third log is not what follows from the first two.
     """
 
     def __init__(self, logs: Sequence[RequestLog]) -> None:
@@ -117,7 +126,7 @@ class RepeatedLayers:
         self._runs = _runs(walks[0].items, inserted)
         self._rules: dict[tuple[int, int], _Rules] = {}
         self._known: dict[int, list[tuple[int, int]]] = {}
-        """By how much deeper: see `_every`."""
+        """The result of `_every` by its argument."""
         self._derive(walks)
         derived = _Walk.of(self.at(2, logs[0], logs[1])[0])
         if (derived.items, derived.births) != (walks[2].items, walks[2].births):
@@ -125,18 +134,22 @@ class RepeatedLayers:
 
     @property
     def grows(self) -> bool:
-        """Whether a size depends on the number of layers."""
+        """Whether the size of any allocation depends on the number of layers."""
         return bool(self._growing)
 
     def describes(self, log: RequestLog) -> bool:
-        """Whether `log`, with the fewest layers and other sizes, does the same in the same order."""
+        """Whether `log`, of the fewest layers and of any sizes, makes the same requests in the same order."""
         return _Walk.of(log).order() == self._fewest.order()
 
     def at(self, times: int, fewest: RequestLog, more: RequestLog) -> tuple[RequestLog, dict[int, int]]:
-        """The log of a model that is `times` as much deeper than the one of `fewest` as that of `more` is, at
-        the sizes of these two; and for each key in it one in `fewest` that the same is said of."""
-        walk, other = _Walk.of(fewest), _Walk.of(more)
-        log, alike = RequestLog(), dict[int, int]()
+        """The log of a model that is `times` as many layers deeper than that of `fewest` as that of `more`
+        is.
+
+        It has the batch and sequence of these two logs. Also returns, for each key in it, the key in `fewest`
+        of the allocation that it repeats, which has the same label.
+        """
+        walk, deeper = _Walk.of(fewest), _Walk.of(more)
+        log, origins = RequestLog(), dict[int, int]()
         if times not in self._known:
             self._known[times] = self._every(times)
         for n, (source, birth) in enumerate(self._known[times]):
@@ -144,17 +157,18 @@ class RepeatedLayers:
             if what == "born":
                 size = walk.sizes[source]
                 if source in self._growing:
-                    size += times * (other.sizes[self._growing[source]] - size)
+                    size += times * (deeper.sizes[self._growing[source]] - size)
                 log.born(n, size, rest[1])
-                alike[n] = walk.keys[source]
+                origins[n] = walk.keys[source]
             elif what == "died":
                 log.died(birth)
             else:
                 log.mark(what, *rest)
-        return log, alike
+        return log, origins
 
     def _every(self, times: int) -> list[tuple[int, int]]:
-        """For each item its position in the log with the fewest layers; and of a death, that of its birth."""
+        """For each item of a log that is `times` deeper: the position of the item that it repeats in the log
+        with the fewest layers; and for a free the position of its allocation in the deeper log, else -1."""
         places = [*self._places(times)]
         positions = {place: n for n, place in enumerate(places)}
         sources = [self._source(place, times) for place in places]
@@ -168,7 +182,7 @@ class RepeatedLayers:
         return self._runs[run].copies + times if run != OUTSIDE else 1
 
     def _places(self, times: int) -> Iterator[_Place]:
-        """Every item of a log that is `times` deeper, in order."""
+        """The place of every item of a log that is `times` deeper, in order."""
         position = 0
         for number, run in enumerate(self._runs):
             yield from (_Place(OUTSIDE, 0, n) for n in range(position, run.start))
@@ -178,8 +192,8 @@ class RepeatedLayers:
         yield from (_Place(OUTSIDE, 0, n) for n in range(position, len(self._fewest.items)))
 
     def _source(self, place: _Place, times: int) -> int:
-        """The position of the same item in the log with the fewest layers: one in the middle for those in the
-        middle, since the first and the last layer may hold what others do not."""
+        """The position in the log with the fewest layers of the item that the one at `place` repeats. It is
+        in a middle copy for a middle copy, since the first and the last layer may differ."""
         if place.run == OUTSIDE:
             return place.offset
         run = self._runs[place.run]
@@ -188,13 +202,13 @@ class RepeatedLayers:
         return run.start + copy * run.length + place.offset
 
     def _birth(self, place: _Place, times: int) -> _Place:
-        """Where that was born which dies at `place`."""
+        """The place of the allocation that is freed at `place`."""
         rule = self._rules[place.run, place.offset].at(place.copy, self._copies(place.run, times))
         copy = rule.copy(place.copy, self._copies(rule.run, times)) if rule.run != OUTSIDE else 0
         return _Place(rule.run, copy, rule.offset)
 
     def _derive(self, walks: Sequence[_Walk]) -> None:
-        """The rule of every death, which holds in all logs."""
+        """Find the rule of every free, which has to hold in all logs."""
         seen: dict[tuple[int, int], list[_Seen]] = defaultdict(list)
         for times, walk in enumerate(walks):
             places = [*self._places(times)]
@@ -210,33 +224,39 @@ class RepeatedLayers:
 
 
 class _Seen(NamedTuple):
-    """A death in a log: in copy `copy` of `copies`, of what was born in a run of `born_copies`."""
+    """A free that was seen in a log: in copy `copy` of a run of `copies`, of the allocation at `born`."""
 
     copy: int
     copies: int
     born: _Place
     born_copies: int
+    """The number of copies of the run that `born` is in."""
 
 
 class _Rules(NamedTuple):
-    """Those of one item of a run: the first copies and the last may have their own."""
+    """The rules of a free that all copies of a run have: one for the middle copies, and exceptions."""
 
     first: int
+    """How many copies at the beginning have a rule of their own each."""
     last: int
+    """How many copies at the end have a rule of their own each."""
     rules: dict[tuple[str, int], _Rule]
+    """By part, as `_part` names it."""
 
     def at(self, copy: int, copies: int) -> _Rule:
         return self.rules[_part(copy, copies, self.first, self.last)]
 
 
 def _part(copy: int, copies: int, first: int, last: int) -> tuple[str, int]:
+    """The part of a run that a copy is in: each of the `first` and of the `last` is one, the middle one."""
     if copy < first:
         return "first", copy
     return ("last", copies - copy) if copies - copy <= last else ("middle", 0)
 
 
 def _rules(seen: Sequence[_Seen], copies: int) -> _Rules:
-    """With as few exceptions as possible. Raises NotRepeated where there are too many of them."""
+    """The rules that hold for all of `seen`, in a run that had `copies` in the log with the fewest layers,
+    with as few exceptions as possible. Raises NotRepeated where more are needed than there are copies."""
     for first, last in sorted(product(range(copies), repeat=2), key=sum):
         parts: dict[tuple[str, int], list[_Seen]] = defaultdict(list)
         for each in seen:
@@ -248,7 +268,7 @@ def _rules(seen: Sequence[_Seen], copies: int) -> _Rules:
 
 
 def _rule(seen: Sequence[_Seen]) -> _Rule | None:
-    """The one that holds for all of these, if there is one."""
+    """The one rule that holds for all of `seen`; None if there is none."""
     numbers = {
         "first": {each.born.copy for each in seen},
         "last": {each.born.copy - (each.born_copies - 1) for each in seen},
@@ -263,8 +283,11 @@ def _rule(seen: Sequence[_Seen]) -> _Rule | None:
 
 
 def _compared(fewer: _Walk, more: _Walk) -> tuple[list[tuple[int, int]], dict[int, int]]:
-    """Behind which positions of `fewer` there is how much more in `more`, each the same as what is before it;
-    and the positions in both of births whose size depends on the depth."""
+    """Where `more` has items that `fewer` has not, each insertion a repetition of the items before it.
+
+    Returns (the position in `fewer` behind which items are inserted, their number) for each insertion, and
+    the allocations whose size depends on the depth: position in `fewer` to position in `more`.
+    """
     sizes = [{item[1] for item in walk.items if len(item) == 3} for walk in (fewer, more)]
     common = sizes[0] & sizes[1]
     a, b = (
@@ -288,6 +311,7 @@ def _compared(fewer: _Walk, more: _Walk) -> tuple[list[tuple[int, int]], dict[in
 
 
 def _windows(items: Sequence[Item], width: int) -> dict[tuple[Item, ...], list[int]]:
+    """Every sequence of `width` items, with the positions at which it begins."""
     found: dict[tuple[Item, ...], list[int]] = defaultdict(list)
     for n in range(len(items)):
         found[tuple(items[n : n + width])].append(n)
@@ -297,7 +321,8 @@ def _windows(items: Sequence[Item], width: int) -> dict[tuple[Item, ...], list[i
 def _insertion(
     a: Sequence[Item], b: Sequence[Item], windows: Sequence[dict[tuple[Item, ...], list[int]]], n: int, m: int
 ) -> int:
-    """How many items are inserted at `m` of `b`, behind which `a` goes on at `n`: as those before."""
+    """How many items are inserted in `b` at position `m`, behind which it goes on like `a` at position `n`.
+    They have to repeat the items before them. Raises NotRepeated where they do not."""
     for width, found in zip(WINDOWS, windows, strict=True):
         for at in [len(b)] if n == len(a) else found.get(tuple(a[n : n + width]), ()):
             if 0 < (length := at - m) <= m and b[m:at] == b[m - length : m]:
@@ -306,7 +331,7 @@ def _insertion(
 
 
 def _runs(items: Sequence[Item], inserted: Sequence[tuple[int, int]]) -> list[_Run]:
-    """Each insertion with the copies that stand before it already."""
+    """A run for each insertion: the inserted items with the copies of them that stand before it already."""
     found: list[_Run] = []
     end = 0
     for at, length in inserted:

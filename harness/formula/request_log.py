@@ -1,4 +1,8 @@
-"""What a simulated run asks of the allocator, to ask it again: with other memory, settings or sizes."""
+"""The log of a simulated run's requests to the allocator, which can be replayed.
+
+The replay may have less memory, other allocator settings or other request sizes than the run had. An
+allocation is called a birth here, and the free that ends it a death.
+"""
 
 from __future__ import annotations
 
@@ -8,67 +12,78 @@ from typing import Literal, NamedTuple
 
 from harness.allocator import Allocator, AllocatorOutOfMemory, Block
 
-NOBODYS = -(2**62)
-"""From here up are keys of what was lost in steps that were made again: no storage has them."""
+FIRST_LOST_KEY = -(2**62)
+"""Memory that a replayed step loses gets keys counted up from this one, which no storage of a run has."""
 DIED = -1
-"""In the place of a request's bytes: what was born with this key dies."""
+"""Stands in an event where the requested bytes would be, and says that the event is a free."""
 
 Event = tuple[int, int, int]
-"""Key, requested bytes and stream of what was born; key, DIED and 0 of what died."""
+"""One request. An allocation is (key, requested bytes, CUDA stream), and a free is (key, DIED, 0). A key
+belongs to one allocation and its free."""
 
 
 class Label(NamedTuple):
-    """What a request is for."""
+    """What an allocation is for."""
 
     category: str
+    """A category of memory in a StepProfile, such as `gradients` (CATEGORIES in step_profile)."""
     module: str
-    """Path of the module, layers of one kind alike: model.layers.*.mlp."""
+    """The path of the module that made it, with a star for the number of a layer: model.layers.*.mlp."""
     operator: str
+    """The PyTorch operator that made it."""
 
 
 class Mark(NamedTuple):
-    """Something between two requests."""
+    """Something that happened between two requests."""
 
     at: int
-    """The index of the event that comes next."""
+    """The index of the event that follows."""
     what: Literal["phase", "between", "step", "recorded", "emptied"]
-    """A phase begins, or ends; a step begins, or the one that is recorded; the cache was emptied."""
+    """`phase`: a phase begins. `between`: a phase ends. `step`: a step begins. `recorded`: the recorded step
+    begins. `emptied`: the allocator's cache was emptied."""
     phase: str = ""
+    """The name of the phase that begins; empty for every other mark."""
 
 
 class RequestLog:
-    """Every birth and death of a run in order, by key, with the phases and the steps that they belong to."""
+    """Every allocation and free of a run, in order, with marks where its phases and steps begin.
+
+    The last step of a run is its recorded step: the steady one that its peak is taken from.
+    """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.marks: list[Mark] = []
         self.lost: frozenset[int] = frozenset()
-        """Keys of what the recorded step made and nobody frees: each step like it loses as much again."""
+        """Keys of what the recorded step allocates and nobody ever frees: each step like it leaks as much."""
         self.refused: int | None = None
-        """Which of the events memory ran out at, when they were made again."""
+        """The index of the event at which a replay ran out of memory; None where none did."""
 
     def mark(self, what: Literal["phase", "between", "step", "recorded", "emptied"], phase: str = "") -> None:
         """Note what happens before the next event."""
         self.marks.append(Mark(len(self.events), what, phase))
 
     def born(self, key: int, size_bytes: int, stream: int = 0) -> None:
+        """Log an allocation of `size_bytes` on a CUDA stream."""
         self.events.append((key, size_bytes, stream))
 
     def died(self, key: int) -> None:
+        """Log the free of the allocation with this key."""
         self.events.append((key, DIED, 0))
 
     @property
     def recorded(self) -> int:
-        """The mark at which the recorded step begins."""
+        """The index of the mark at which the recorded step begins."""
         return next(n for n, mark in enumerate(self.marks) if mark.what == "recorded")
 
     @property
     def start(self) -> int:
-        """The first event of the recorded step."""
+        """The index of the first event of the recorded step."""
         return self.marks[self.recorded].at
 
     def found(self) -> dict[int, tuple[int, int]]:
-        """Requested bytes and stream of what the recorded step finds, by key, in the order of birth."""
+        """What is allocated when the recorded step begins: by key, in order of allocation, the requested
+        bytes and the stream."""
         found: dict[int, tuple[int, int]] = {}
         for key, size, stream in self.events[: self.start]:
             if size == DIED:
@@ -78,12 +93,14 @@ class RequestLog:
         return found
 
     def born_in_the_step(self, keys: Container[int]) -> frozenset[int]:
-        """Of `keys`, those of what the recorded step made."""
+        """Those of `keys` that the recorded step allocated."""
         return frozenset(key for key, size, _ in self.events[self.start :] if size != DIED and key in keys)
 
     def steady(self) -> dict[int, int] | None:
-        """For each key that the recorded step found and freed, the one that it left in its place. None: what
-        it leaves, but for what is lost, is not what it found, and no step like it can follow.
+        """Each key that the recorded step found and freed, with the key of the allocation it left instead.
+
+        None where what the step leaves (leaks aside) differs in sizes or streams from what it found, so that
+        no step like it can follow.
         """
         found = self.found()
         step = self.events[self.start :]
@@ -97,26 +114,26 @@ class RequestLog:
     def repeat(
         self, times: int, allocator: Allocator, blocks: dict[int, Block], enter: Callable[[str], None]
     ) -> dict[str, tuple[int, int]]:
-        """Make the recorded step's requests again, at most `times`: allocated and reserved bytes at most, by
-        phase.
+        """Replay the recorded step at most `times` times. Returns each phase's peak allocated and reserved
+        bytes.
 
-        It ends when a step leaves the blocks that one before it left: those after it go round. A step that is
-        not `steady` is not repeated. `blocks` are those by key at its end, and `enter` is told each phase.
-        Raises AllocatorOutOfMemory.
+        The replay ends early when a step leaves the same blocks as an earlier one, since the steps after it
+        would only go round. A step that is not `steady` is not repeated. `blocks` are the blocks by key at
+        the end of the step, and `enter` is called with the name of each phase. Raises AllocatorOutOfMemory.
         """
         peaks: dict[str, tuple[int, int]] = {}
         left = self.steady()
         if left is None:
             return peaks
         seen: set[Hashable] = set()
-        nobodys = count(NOBODYS)
+        lost_keys = count(FIRST_LOST_KEY)
         for _ in range(times):
             state = all_blocks(allocator), tuple(blocks[key].address for key in left.values())
             if state in seen:
                 break
             seen.add(state)
             blocks |= {old: blocks.pop(new) for old, new in left.items()}
-            blocks |= {next(nobodys): blocks.pop(key) for key in self.lost}
+            blocks |= {next(lost_keys): blocks.pop(key) for key in self.lost}
             for phase, allocated, reserved in self.play(self.recorded, None, allocator, blocks, enter):
                 before = peaks.get(phase, (0, 0))
                 peaks[phase] = max(before[0], allocated), max(before[1], reserved)
@@ -130,9 +147,11 @@ class RequestLog:
         blocks: dict[int, Block],
         enter: Callable[[str], None],
     ) -> Iterator[tuple[str, int, int]]:
-        """Make the requests from mark `first` to mark `end` (None: to the last): the name of each phase once
-        it is over, with its largest allocated and reserved bytes. `enter` is told each phase. Raises
-        AllocatorOutOfMemory, and `refused` says where.
+        """Make the requests from mark `first` up to mark `end` (None: to the end of the log).
+
+        Yields each phase when it is over: its name, its peak allocated and its peak reserved bytes. `enter`
+        is called with the name of each phase that begins. Raises AllocatorOutOfMemory, after setting
+        `refused`.
         """
         marks = self.marks[first:end]
         ends = [mark.at for mark in self.marks[first + 1 : end]]
@@ -155,7 +174,8 @@ class RequestLog:
     def _ask(
         self, start: int, end: int, allocator: Allocator, blocks: dict[int, Block], now: int, peak: int
     ) -> tuple[int, int]:
-        """Bytes that are allocated after these events, and at most, given what was before."""
+        """Make the requests of events `start` to `end`. Given the allocated bytes `now` and the `peak` so
+        far, returns both as they are afterwards."""
         malloc, free, pop = allocator.malloc, allocator.free, blocks.pop
         for key, size_bytes, stream in self.events[start:end]:
             if size_bytes < 0:
@@ -164,7 +184,7 @@ class RequestLog:
                 free(block)
                 continue
             try:
-                block = blocks[key] = malloc(int(size_bytes), stream)  # without its rule
+                block = blocks[key] = malloc(int(size_bytes), stream)  # a plain int: it may be a Ruled
             except AllocatorOutOfMemory:
                 self.refused = self.events.index((key, size_bytes, stream), start, end)
                 raise
@@ -175,7 +195,7 @@ class RequestLog:
 
 
 def all_blocks(allocator: Allocator) -> tuple[tuple[int, int, bool], ...]:
-    """(address, size, allocated) of every block: equal states do the same with equal requests."""
+    """(address, size, allocated) of every block. Allocators whose blocks are equal answer equally."""
     segments = allocator.device.segments.values()
     blocks = (block for segment in segments for block in segment.blocks())
     return tuple((block.address, block.size, block.allocated) for block in blocks)

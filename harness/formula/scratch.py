@@ -1,4 +1,4 @@
-"""The scratch buffers of sorting and reducing on CUDA: sizes that are no polynomials, by their own rules.
+"""The scratch buffers of CUDA's sorts and reductions, whose sizes are no polynomials: a rule computes each.
 
 CUB asks its caller for one scratch buffer. Its size follows from cub's tuning tables: how many elements one
 thread block handles ("tile"), which kernels/sorting.py reads from them. Files and lines are those
@@ -20,18 +20,19 @@ ROWS_PER_THREAD = 10  # NROWS_PER_THREAD in native/cuda/EmbeddingBackwardKernel.
 
 
 class Ruled(int):
-    """A number of bytes that knows the rule it comes from, and what that rule was given."""
+    """A number of bytes that remembers the rule that computed it, and the arguments of that rule."""
 
     rule: str
+    """The name of a function in RULES."""
     arguments: tuple[int, ...]
 
 
 RULES: dict[str, Callable[..., int]] = {}
-"""By name: functions of whole numbers, each giving a Ruled."""
+"""The rules by name: functions of whole numbers that each return a Ruled, in bytes."""
 
 
 def rule(function: Callable[..., int]) -> Callable[..., int]:
-    """A function of whole numbers whose result remembers where it is from."""
+    """A decorator that adds `function` to RULES and makes it return a Ruled."""
 
     @wraps(function)
     def ruled(*arguments: int) -> int:
@@ -44,13 +45,13 @@ def rule(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def scratch(*parts_bytes: int) -> int:
-    """cub's AliasTemporaries: parts rounded up to 256 B, and 255 B to align the first."""
+    """Bytes of one buffer for all parts, each aligned to 256 B, as is the first (cub's AliasTemporaries)."""
     return sum(round_up(part, ALIGNMENT) for part in parts_bytes) + ALIGNMENT - 1
 
 
 @rule
 def radix_sort_scratch(count: int, bits: int, tile: int) -> int:
-    """DeviceRadixSort::SortPairs of 8-byte keys with 8-byte values on the lowest `bits` bits.
+    """Scratch of DeviceRadixSort::SortPairs: `count` 8-byte keys with 8-byte values, by their lowest `bits`.
 
     Onesweep (device/dispatch/dispatch_radix_sort.cuh, 480-491): a histogram of 256 64-bit bins per pass, one
     row of 256 32-bit counters per tile, for several passes the second half of the two double buffers, one
@@ -65,13 +66,13 @@ def radix_sort_scratch(count: int, bits: int, tile: int) -> int:
 
 @rule
 def radix_sort_rows_scratch(count: int, rows: int, tile: int) -> int:
-    """radix_sort_scratch on as many bits as the number of a row has."""
+    """`radix_sort_scratch` of keys that are numbers of rows, of which there are `rows`."""
     return radix_sort_scratch(count, rows.bit_length(), tile)
 
 
 @rule
 def scan_scratch(count: int, item_bytes: int, tile: int) -> int:
-    """DeviceScan: one state per tile and 32 of padding (agent/single_pass_scan_operators.cuh, 626).
+    """Scratch of DeviceScan: a state per tile and 32 of padding (agent/single_pass_scan_operators.cuh, 626).
 
     A state is a value and a flag in one word of twice the item's size; a second part of a byte is aligned up.
     """
@@ -80,33 +81,36 @@ def scan_scratch(count: int, item_bytes: int, tile: int) -> int:
 
 @rule
 def select_scratch(count: int, tile: int) -> int:
-    """DeviceSelect: as of a scan of two words an item, without a second part."""
+    """Scratch of DeviceSelect: that of a scan whose items have two words, without the scan's second part."""
     return scratch((ceil_div(count, tile) + 32) * 16)
 
 
 @rule
 def count_scratch(count: int, most_blocks: int) -> int:
-    """DeviceReduce::Sum of int: a sum for each of the most blocks that are there at once, or none where one
-    block adds up all (device/dispatch/dispatch_reduce.cuh; tuning_reduce.cuh: 256 threads of 16 items)."""
+    """Scratch of DeviceReduce::Sum of ints: a partial sum for each of the `most_blocks` thread blocks that
+    can run at once, or none where one thread block adds up everything (device/dispatch/dispatch_reduce.cuh;
+    tuning_reduce.cuh: 256 threads of 16 items)."""
     return 1 if count <= 256 * 16 else scratch(most_blocks * 4)
 
 
 @rule
 def embedding_pieces(count: int, weights: int, row_bytes: int) -> int:
-    """Rows for the pieces of at most 10 equal indices that the embedding's backward sums one by one: as many
-    as there may be distinct indices, and a tenth of all."""
+    """Bytes of the embedding backward's partial sums, one row for each run of at most 10 equal indices.
+
+    There is room for as many rows as there may be distinct indices among `count`, and for a tenth of `count`.
+    """
     return (count // ROWS_PER_THREAD + min(count, weights)) * row_bytes
 
 
 @rule
 def at_most(count: int, most: int, item_bytes: int) -> int:
-    """Items of `item_bytes` each, as many as `count`, but at most `most`."""
+    """Bytes of `count` items, but of at most `most`."""
     return min(count, most) * item_bytes
 
 
 @rule
 def scan_scratch_at_most(count: int, most: int, item_bytes: int, tile: int) -> int:
-    """scan_scratch of as many items as `count`, but at most `most`."""
+    """`scan_scratch` of `count` items, but of at most `most`."""
     return scan_scratch(min(count, most), item_bytes, tile)
 
 
@@ -115,10 +119,10 @@ MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD = 16, 256  # native/cuda/Reduce.cuh
 
 @rule
 def reduction_staging(inputs: int, step: int, free_blocks: int, block_bytes: int) -> int:
-    """What the blocks that share one output of a reduction leave to be summed, 0 if one block does it all.
+    """Bytes in which thread blocks that share one output leave partial sums; 0 if one block does it all.
 
-    native/cuda/Reduce.cuh, setReduceConfig: `inputs` for an output, of which a block takes `step` at a time;
-    the device has room for `free_blocks` of them an output.
+    native/cuda/Reduce.cuh, setReduceConfig: an output has `inputs` inputs, of which a thread block takes
+    `step` at a time; the device has room for `free_blocks` thread blocks per output.
     """
     values = ceil_div(inputs, step)
     least = ceil_div(values, MAX_VALUES_PER_THREAD)

@@ -1,5 +1,7 @@
-"""Where formulas are kept between questions: one file each, in the user's cache; and those that come with the
-recipes (benchmarks/shipped_formulas.py), which hold for the versions of libraries that they name."""
+"""Formulas on disk. What was derived on this computer lies in the user's cache, one file for each formula.
+
+Others come with the recipes (benchmarks/shipped_formulas.py), and hold for the library versions they name.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ from harness.recipe import Recipe
 from harness.system import PACKAGE, PACKAGES, installed_version, recipes_folder, write_whole
 
 SIZES = ("micro_batch_size", "seq_len")
+"""Recipe fields that a formula has as variables."""
 WITHOUT_INFLUENCE = ("data", "dpo_beta", "learning_rate", "seed")
-"""Fields that no request depends on."""
+"""Recipe fields that no memory request depends on."""
 DECIDING = (
     "formula",
     "hardware",
@@ -32,16 +35,19 @@ DECIDING = (
     "simulate",
     "training",
 )
-"""Packages of harness that decide what is requested, and how long it takes."""
+"""Packages of harness whose code decides what is requested and how long it takes. A change of their code
+makes every cached formula unknown again."""
 MAKE_REQUESTS = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "liger-kernel")
+"""Libraries that request memory, so that a shipped formula holds for their versions alone."""
 ENVIRONMENT = ("CUBLAS_WORKSPACE_CONFIG", "TORCH_CUDNN_SDPA_DEPRIORITIZED", "TORCH_DISABLE_NATIVE_JIT")
+"""Environment variables that change what is requested."""
 
 
 def key_of(recipe: Recipe, hardware: Hardware, rank: int = 0) -> dict[str, Any]:
-    """What a formula of this recipe holds for: everything but its sizes that a request may depend on.
+    """Everything that a request of this recipe may depend on, but the sizes: what a formula of it holds for.
 
-    Of the hardware: compute capability, multiprocessors and what cuBLAS was seen to keep; not its memory.
-    Raises InputError where the model's config cannot be found.
+    Of the hardware these are compute capability, number of multiprocessors and the measured cuBLAS workspace,
+    and not the memory. Raises InputError where the model's config cannot be found.
     """
     return {
         "recipe": _deciding(recipe),
@@ -59,14 +65,14 @@ def key_of(recipe: Recipe, hardware: Hardware, rank: int = 0) -> dict[str, Any]:
 
 
 def _deciding(recipe: Recipe) -> dict[str, Any]:
-    """The fields that a request may depend on, without the sizes."""
+    """The recipe's fields that a request may depend on, without the sizes."""
     fields = recipe.model_dump(mode="json")
     return {name: value for name, value in fields.items() if name not in (*SIZES, *WITHOUT_INFLUENCE)}
 
 
 @cache
 def _code() -> str:
-    """A digest of what decides here."""
+    """A digest of the code in the DECIDING packages."""
     digest = hashlib.sha256()
     for package in DECIDING:
         for file in sorted((PACKAGE / package).rglob("*")):
@@ -76,7 +82,7 @@ def _code() -> str:
 
 
 def folder() -> Path:
-    """HARNESS_CACHE, or harness in the user's cache."""
+    """The folder of the cache: HARNESS_CACHE if it is set, else `harness` in the user's cache folder."""
     given = os.environ.get("HARNESS_CACHE")
     if given:
         return Path(given)
@@ -84,25 +90,25 @@ def folder() -> Path:
 
 
 def load(recipe: Recipe, hardware: Hardware, rank: int = 0) -> Formula:
-    """The formula that is kept for this recipe, or comes with it, or an empty one."""
+    """The cached formula of this recipe, or else the one that is shipped with it, or else an empty one."""
     try:
         key = key_of(recipe, hardware, rank)
     except InputError:  # the simulation will say what is wrong with the model
         return Formula({})
-    kept = _read(_path(key))
-    if kept is not None and kept.key == json.loads(json.dumps(key)):
-        return kept
+    cached = _read(_path(key))
+    if cached is not None and cached.key == json.loads(json.dumps(key)):
+        return cached
     shipped = None if any(key["environment"].values()) else _read(shipped_path(key))
     if shipped is None or not _same_libraries(shipped.key["versions"]):
         return Formula(key)
-    if key["recipe"] != {**_defaults(), **shipped.key["recipe"]}:  # a default is another one since
+    if key["recipe"] != {**_defaults(), **shipped.key["recipe"]}:  # a field's default has changed since
         return Formula(key)
     shipped.key = key
     return shipped
 
 
 def _read(path: Path) -> Formula | None:
-    """None: there is none, or nothing that can be read, and it is made again."""
+    """The formula in this file. None where there is none or it cannot be read: then it is derived again."""
     try:
         return Formula.from_json(json.loads(gzip.decompress(path.read_bytes())))
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
@@ -110,9 +116,9 @@ def _read(path: Path) -> Formula | None:
 
 
 def shipped_path(key: dict[str, Any]) -> Path:
-    """Where a formula that comes with the recipes lies."""
+    """The file of the formula with this key among those that are shipped with the recipes."""
     what = {name: key[name] for name in ("config", "rank", "gpu")}
-    # a field that is new since a file was made leaves its name as it is
+    # only fields that differ from their defaults, so that a new field does not change the name of a file
     defaults = _defaults()
     what["recipe"] = {n: value for n, value in key["recipe"].items() if value != defaults.get(n, ...)}
     model = Path(str(key["recipe"]["model"])).name.removesuffix(".json")
@@ -122,22 +128,22 @@ def shipped_path(key: dict[str, Any]) -> Path:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    """What a key's recipe has where nothing is said."""
+    """The recipe part of a key where every field has its default."""
     return {n: v for n, v in _deciding(Recipe(model="any")).items() if n != "model"}
 
 
 def _same_libraries(versions: dict[str, str | None]) -> bool:
-    """Whether what is installed here of the libraries that make requests is what the formula was made with.
-    Where one is not installed, as in a browser, the answer is about those versions."""
-    here = {name: installed_version(name) for name in MAKE_REQUESTS}
+    """Whether the installed libraries of MAKE_REQUESTS have the versions that a formula was made with. One
+    that is not installed (in a browser) does not count: the answer is then about the formula's versions."""
+    installed = {name: installed_version(name) for name in MAKE_REQUESTS}
     return all(
-        found is None or found.partition("+")[0] == (versions.get(name) or "").partition("+")[0]
-        for name, found in here.items()
+        here is None or here.partition("+")[0] == (versions.get(name) or "").partition("+")[0]
+        for name, here in installed.items()
     )
 
 
 def save(formula: Formula) -> None:
-    """Keep what is new for the next question; without a folder that can be written to, it is not kept."""
+    """Write a changed formula to the cache. Where the cache cannot be written to, nothing happens."""
     if not formula.key or not formula.changed:
         return
     formula.changed = False

@@ -17,40 +17,44 @@ from harness.units import round_up
 
 ELEMENT_BYTES = (2, 4, 1, 8)
 """How many bytes an element may have, the likeliest first."""
-NOBODY = Label("other", "", "")
+UNLABELLED = Label("other", "", "")
 
 
 @dataclass(frozen=True)
 class Term:
-    """Requests of one kind and one size that are there at the peak."""
+    """Allocations with the same label and the same size that are alive at the peak."""
 
     category: str
     module: str
     operator: str
+    """These three are the label of the allocations (request_log.py)."""
     count: int
+    """How many of them there are."""
     size: Size
+    """The bytes of one, as an expression of batch and sequence."""
     size_bytes: int
-    """Of all of them, at the point that was asked for, as requested."""
+    """Requested bytes of all of them together, at the point that was asked for."""
     rounded_bytes: int
-    """As the allocator counts them: in whole blocks of 512 bytes."""
+    """The same as the allocator counts it, in whole blocks of 512 bytes."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """All that is there at the peak, the largest first."""
+    """Everything that is alive at the peak, the largest first."""
 
     phase: str
+    """The phase in which the peak is."""
     terms: list[Term]
 
     @property
     def total_bytes(self) -> int:
-        """The allocated peak, but for what the allocator does not split off a larger block."""
+        """The allocated peak. It leaves out what a block has beyond its request where it was not split."""
         return sum(term.rounded_bytes for term in self.terms)
 
 
 def terms_at_peak(piece: Piece, point: Point) -> Terms:
-    """What of a piece is there at the peak of its recorded step, asked at `point`. Raises ValueError where a
-    size is not known."""
+    """What is alive at the peak of the recorded step of `piece`, for the sizes of `point`. Raises ValueError
+    where a size is not known there."""
     log = piece.at(point)
     sizes: dict[int, int] = {}
     now = peak = peak_event = 0
@@ -71,10 +75,11 @@ def terms_at_peak(piece: Piece, point: Point) -> Terms:
 
 
 def _grouped(piece: Piece, point: Point, alive: set[int]) -> list[Term]:
+    """The allocations numbered in `alive`, those with the same label and size as one term."""
     kinds: Counter[tuple[Label, int]] = Counter()
     for birth in alive:
         label = piece.label_of[birth]
-        kinds[piece.labels[label] if label >= 0 else NOBODY, piece.column_of[birth]] += 1
+        kinds[piece.labels[label] if label >= 0 else UNLABELLED, piece.column_of[birth]] += 1
     terms: list[Term] = []
     for (label, column), count in kinds.items():
         size = piece.columns[column]
@@ -84,11 +89,13 @@ def _grouped(piece: Piece, point: Point, alive: set[int]) -> list[Term]:
 
 
 def in_dimensions(size: Size, names: Mapping[str, int]) -> str:
-    """A size with its coefficient as a product of the model's own dimensions and the bytes of an element,
-    where there is such a product of at most two: 8192·B·S is B·S·H × 2 B. What is named first comes first.
+    """A size in words of the model: 8192·B·S becomes B·S·H × 2 B, if the hidden size H is 4096.
 
-    `names` may have S, where the size is one of a fixed length: what grows with the batch has tokens then,
-    one factor of them before two, and three factors with the heads N (scores of attention: B·S·S·N × 4 B)."""
+    The coefficient is written as a product of at most two of the dimensions in `names` and the bytes of an
+    element, where there is such a product. Of several products, dimensions that `names` has first win.
+    `names` may have S, where the formula holds for one sequence length alone. Then a size that grows with the
+    batch is taken to hold tokens: one factor S is likelier than two, and three factors are allowed with the
+    heads N (attention scores: B·S·S·N × 4 B)."""
     if not isinstance(size, Sum) or len(size.terms) != 1:
         return str(size)
     ((coefficient, factors),) = size.terms
@@ -103,7 +110,7 @@ def in_dimensions(size: Size, names: Mapping[str, int]) -> str:
 
 
 def _named(coefficient: Fraction, names: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
-    """Every product, the shortest first."""
+    """Every product of dimensions and element bytes that is `coefficient`, the shortest first."""
     for count in (0, 1, 2, 3):
         for chosen in combinations_with_replacement(names, count):
             for width in ELEMENT_BYTES:
@@ -113,5 +120,6 @@ def _named(coefficient: Fraction, names: Mapping[str, int]) -> Iterator[tuple[li
 
 
 def _spelled(factors: Factors, names: list[str], width: int) -> str:
+    """`width`: bytes of an element."""
     product = "·".join([name for name in (str(factors), *names) if name])
     return f"{product} × {width} B" if product else f"{width} B"

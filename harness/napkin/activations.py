@@ -1,8 +1,8 @@
 """What autograd keeps of a micro batch from forward to backward, term by term, and the loss. No torch.
 
-Which operator keeps what is PyTorch's tools/autograd/derivatives.yaml; how a layer is written out of
-operators, transformers' models/*/modeling_*.py; what LoRA adds, peft/tuners/lora/layer.py. Korthikanti et al.
-(arXiv 2205.05198, section 4.1) count the same way for GPT with fused kernels: 34·S·B·H bytes a block.
+Which operator keeps what is in PyTorch's tools/autograd/derivatives.yaml, how a layer consists of operators
+in transformers' models/*/modeling_*.py, and what LoRA adds in peft/tuners/lora/layer.py. Korthikanti et al.
+(arXiv 2205.05198, section 4.1) count the same way for GPT with fused kernels: 34·S·B·H bytes per block.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ LIGER_KERNELS = "liger_kernel/ops/rms_norm.py"
 TRL = "trl/kernels/chunked_logprob.py"
 ODDS = "trl/experimental/orpo/orpo_trainer.py, concatenated_forward"
 TRL_TOKENS, TRL_WORDS = 4096, 32768
-"""Of a tile of logits, whatever the vocabulary (TOKEN_CHUNK_SIZE; trl/trainer/utils.py)."""
+"""The size of TRL's tiles of logits, whatever the vocabulary (TOKEN_CHUNK_SIZE; trl/trainer/utils.py)."""
 _KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "xielu": 4}
-"""Tensors of the MLP's width that a nonlinearity keeps; others keep their input alone, or ReLU its result."""
+"""Tensors of the MLP's width that a nonlinearity keeps; others keep one, their input or ReLU its result."""
 _SOFTMAX_AS_GIVEN = ("gpt2", "gpt_oss", "falcon")
-"""Families whose own code for attention takes the softmax in the dtype of the scores, not in fp32."""
+"""Families whose attention code computes the softmax in the dtype of the scores, and not in fp32."""
 _SCANS: dict[str, list[tuple[str, str, float, str, int]]] = {
     "state space": [
         ("gate, x, convolved and scaled", "B·S·Z", 4, "Mamba-2's torch_forward", 8),
@@ -48,11 +48,12 @@ _SCANS: dict[str, list[tuple[str, str, float, str, int]]] = {
     "conv": [("B, C, x and their products", "B·S·H", 2, "ShortConv.slow_forward", 5)],
     "recurrent": [("gates and states", "B·S·Z", 4, "RecurrentGemmaRglru", 16)],
 }
-"""What mixing tokens through a state keeps, as transformers writes it in PyTorch without other packages."""
+"""What layers that mix tokens through a state keep, in the plain PyTorch code of transformers: for each
+tensor (name, dimensions, bytes of an element, source, how many of them)."""
 
 
 class Activations:
-    """What one micro batch keeps on a rank."""
+    """The bytes that one micro batch keeps on a rank for backward, and holds for a while."""
 
     def __init__(self, built: BuiltModel, hardware: Hardware) -> None:
         self.built, self.recipe, self.shape, self.hardware = built, built.recipe, built.shape, hardware
@@ -62,9 +63,9 @@ class Activations:
         self.asked, self.keeps_products = recipe.attention, recipe.selective_checkpointing
         self.compute = SIZES[recipe.compute_dtype]  # bytes of an element that a matrix product reads
         self.stream = self.compute if recipe.fsdp and recipe.mixed else SIZES[built.loose_dtype]
-        """Of the residual stream. FSDP2's mixed precision gathers weights in 16 bit."""
+        """Bytes of an element of the residual stream. FSDP2's mixed precision gathers weights in 16 bit."""
         self.made = self.compute if recipe.mixed and built.loose_dtype == built.made_dtype else self.stream
-        """Of what a linear layer makes; a quantized one returns the dtype that it was given."""
+        """Bytes of an element of a linear layer's output; a quantized one returns its input's dtype."""
         self.read = self.compute if recipe.mixed else self.made  # what attention reads
         masks = recipe.seq_len if recipe.packing and not recipe.flash_package else 0
         given = 1 + (not recipe.by_row) + recipe.packing  # ids, labels, positions
@@ -77,11 +78,11 @@ class Activations:
         self.block_input = self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
         self.short = window is not None and window < recipe.seq_len
         self.masked = recipe.attention == "sdpa" and (recipe.packing or self.short)
-        """Whether sdpa is given a mask: for packed documents, or a short window."""
+        """Whether sdpa gets a mask: for packed documents, or a window shorter than the sequence."""
 
     @cached_property
     def kernel(self) -> Literal["eager", "fused", "plain"]:
-        """Eager's code, a fused kernel, or sdpa's plain fallback, which keeps scores too (sdp_utils.cpp)."""
+        """What computes attention: eager code, a fused kernel, or sdpa's plain fallback (sdp_utils.cpp)."""
         recipe, shape = self.recipe, self.shape
         if recipe.attention == "eager" or (shape.attention_softcap and not recipe.flash_package):
             return "eager"
@@ -93,15 +94,15 @@ class Activations:
         return "plain" if grouped or recipe.compute_dtype == "bf16" else "fused"
 
     def kept_until_backward(self, block: Block) -> list[Term]:
-        """What one block of this kind keeps: all, or its input and what checkpointing does not reach."""
+        """What one block keeps until backward: all, or its input and what checkpointing does not reach."""
         terms = self.kept_by(block)
         if not self.recomputes:
             return terms
         return [self.block_input, *(t for t in terms if t.source == IN_CTX), *self.made_once(block)]
 
     def made_once(self, block: Block) -> list[Term]:
-        """What a block's products and its attention made, where checkpointing is selective. bitsandbytes'
-        products are operators of its own, which are computed again."""
+        """With selective checkpointing, the results of a block's matrix products and attention, which are
+        kept. bitsandbytes' products are operators of its own, and are computed again."""
         terms, term = list[Term](), self.dims.term
         if not self.keeps_products:
             return terms
@@ -164,7 +165,7 @@ class Activations:
     def _read(
         self, name: str, readers: Sequence[Matrix], width: int, dims: str = "B·S·H", *, kept: bool = False
     ) -> list[Term]:
-        """What linear layers keep of what they read, of `width` bytes; `kept`: somebody else keeps it."""
+        """What linear layers keep of their input, of `width` bytes an element. `kept`: another does."""
         recipe, built, term, terms = self.recipe, self.built, self.dims.term, list[Term]()
         adapted = [m for m in readers if m.name in built.adapted]
         if self.compiled or not readers:
@@ -255,7 +256,7 @@ class Activations:
         return terms if self.compiled else terms + bent + self._read("gated", down, self.made, dims)
 
     def _experts(self, stacked: Sequence[Matrix]) -> list[Term]:
-        """A token's row goes to each of its experts, through grouped products (integrations/moe.py)."""
+        """What a mixture keeps: a row for each token and each of its experts (integrations/moe.py)."""
         built, width, term = self.built, self.stream, self.dims.term
         adapted, what = any(m.name in built.adapted for m in stacked), "grouped_mm_experts_forward"
         terms = [
@@ -273,7 +274,7 @@ class Activations:
         return [*terms, made] if quantized or adapted else terms
 
     def passing(self, block: Block) -> int:
-        """The most that a block's backward adds: gradients of its widest tensors, a dequantized weight."""
+        """The bytes that a block's backward makes: gradients of its widest tensors, a dequantized weight."""
         d, built, matrices = self.dims.of, self.built, matrices_of(self.shape, block)
         wide = built.lora and not self.recipe.mixed and built.adapter_dtype(matrices[0]) == "fp32"
         if block.feed == "experts":
@@ -301,7 +302,7 @@ class Activations:
 
     @cached_property
     def kept_by_loss(self) -> list[Term]:
-        """What the last norm, the head and the loss keep."""
+        """What the last norm, the head and the loss keep until backward."""
         term = self.dims.term
         if self.recipe.by_trl:  # of each token its last state, and log-probability, entropy, mean, rank
             states = term("states of tokens with a label", "B·S·H", self.stream, TRL)
@@ -345,7 +346,7 @@ class Activations:
 
     @cached_property
     def held_in_backward(self) -> list[Term]:
-        """Gradients of logits, in the backward of the loss."""
+        """What the backward of the loss holds: the gradients of logits, and what it makes with them."""
         if self.recipe.by_trl:
             width = 4 + SIZES[self.built.loose_dtype]
             states = self.dims.term("gradient of the states, fp32 and cast", "B·S·H", 4 + self.stream, TRL)
@@ -360,13 +361,13 @@ class Activations:
         return self._fused if self.in_chunks else [gradients]
 
     def _half(self, name: str) -> Term:
-        """Numbers for the chosen rows alone."""
+        """A term as large as the logits of half the rows: those of the chosen answers."""
         size = self.dims.of("B·S·V") * self.compute // 2
         return Term("", name, f"B·S·V × {self.compute} B / 2", size, ODDS)
 
     @property
     def _scores(self) -> list[Term]:
-        """Of every token, or their gradient, though the last one's alone are read."""
+        """The scores of every token, or their gradient, though only a row's last token is read."""
         number = self.recipe.scores
         if not number:
             return []
@@ -375,15 +376,15 @@ class Activations:
 
     @property
     def _tile(self) -> Term:
-        """Of logits, which dpo and kto make anew for each."""
+        """One tile of logits. TRL's kernel for dpo and kto makes the logits tile by tile."""
         tokens = min(self.dims.of("B·S"), TRL_TOKENS)
         formula = f"{tokens:,}·{TRL_WORDS:,} × {self.compute} B"
         return Term("", "one tile of logits", formula, tokens * TRL_WORDS * self.compute, TRL)
 
     @cached_property
     def _fused(self) -> list[Term]:
-        """Liger's and PyTorch's make the logits of a chunk of tokens at a time, and both gradients in
-        forward. PyTorch's chunk is half as long, and in 16 bit there is an fp32 one beside it."""
+        """What the fused losses of Liger and PyTorch hold. They make a chunk of logits at a time, and both
+        gradients in forward. PyTorch's chunk is half as long, and in 16 bit has an fp32 copy."""
         tokens, vocab, hidden = self.dims.of("B·S"), self.shape.vocab, self.shape.hidden
         chunk = 1 << (-(-tokens // -(-vocab // hidden)) - 1).bit_length()
         wide, source = self.compute, LIGER

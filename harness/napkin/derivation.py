@@ -1,4 +1,4 @@
-"""The derivation: every term of the memory of a step, with its formula and its source. No torch."""
+"""The derivation of a step's memory: every term with its formula and its source. No torch."""
 
 from collections.abc import Iterator
 
@@ -8,12 +8,13 @@ from harness.napkin.weights import SIZES, Weight
 
 
 def derive_terms(memory: Memory) -> list[Term]:
-    """Every term, in the order of the derivation."""
+    """Every term of the step's memory, in the order in which the derivation is printed."""
     sizes = memory.sizes
     return [*_parameters(sizes), *_states(sizes), *_kept(sizes), *_others(sizes)]
 
 
 def _parameters(sizes: Sizes) -> Iterator[Term]:
+    """Weights outside the blocks one by one, those in blocks by kind, and buffers."""
     section, layers, groups = "Parameters", sizes.built.shape.layers, dict[str, list[Weight]]()
     for weight in sizes.outer:
         yield Term(section, weight.name, weight.formula, weight.total_bytes, "the config's sizes")
@@ -34,7 +35,7 @@ def _parameters(sizes: Sizes) -> Iterator[Term]:
 
 
 def _states(sizes: Sizes) -> Iterator[Term]:
-    """Gradients, moments, copies, what the step needs for a moment, and what ranks have whole for a while."""
+    """Gradients, the optimizer's state and copies, the temporaries of its step, and what FSDP2 gathers."""
     step, units, counts = sizes.optimizer, sizes.units, dict[str, int]()
     for weight in sizes.trained:
         counts[weight.dtype] = counts.get(weight.dtype, 0) + weight.elements * weight.count
@@ -58,7 +59,7 @@ def _states(sizes: Sizes) -> Iterator[Term]:
 
 
 def _kept(sizes: Sizes) -> Iterator[Term]:
-    """What one block of each kind keeps for backward, tensor by tensor, then all blocks, then the loss."""
+    """What one block of each kind keeps for backward, tensor by tensor; then all blocks, and the loss."""
     acts, shape = sizes.activations, sizes.built.shape
     for block in shape.blocks:
         title = "One block, computed again in backward" if acts.recomputes else "Kept by one block"
@@ -75,7 +76,7 @@ def _kept(sizes: Sizes) -> Iterator[Term]:
 
 
 def _shown(section: str, terms: list[Term]) -> Iterator[Term]:
-    """`terms` in a section, those alike as one, and those under 1/500 of the sum as another."""
+    """The terms in a section: equal ones as one line, and all that are under 1/500 of the sum as another."""
     whole, groups = sum_of(terms), dict[Term, int]()
     for term in terms:
         if term.size_bytes * 500 >= whole:
@@ -88,7 +89,7 @@ def _shown(section: str, terms: list[Term]) -> Iterator[Term]:
 
 
 def _others(sizes: Sizes) -> Iterator[Term]:
-    """Inputs, workspaces; and beyond the allocator, the CUDA context."""
+    """Inputs and workspaces; and the CUDA context and host memory, which are not the allocator's."""
     hardware, tokens = sizes.hardware, sizes.recipe.tokens_per_step
     workspaces, context = hardware.cublas_workspace_bytes, hardware.calibration.cuda_context_bytes
     rows = [

@@ -13,15 +13,15 @@ from harness.napkin.weights import SIZES, BuiltModel, total_bytes
 from harness.step_profile import CATEGORIES
 
 Phase = Literal["setup", "forward", "loss", "backward", "optimizer_step"]
-"""`loss` is the first piece of backward."""
+"""`loss` is the first part of backward."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Bytes alive on the device at one moment, by what they are."""
+    """The bytes alive on the device at one moment of the step, by category."""
 
     phase: Phase
-    where: str
+    where: str  # what the step is doing
     parameters: int
     gathered_parameters: int  # FSDP2's units that are whole, and their buffers
     gradients: int
@@ -37,7 +37,7 @@ class Moment:
 
 
 class Sizes:
-    """The quantities of one recipe on one device, each computed once."""
+    """The sizes, in bytes, that the memory of one recipe on one device is made of. Each is computed once."""
 
     def __init__(self, built: BuiltModel, hardware: Hardware) -> None:
         self.built, self.hardware, self.recipe, self.units = built, hardware, built.recipe, units_of(built)
@@ -59,7 +59,8 @@ class Sizes:
         self.device_parameters = (there if self.away else self.parameter_bytes) + self.reference_bytes
         self.input_bytes = self.activations.input_bytes
         self.kept: list[tuple[int, int, int]] = []
-        """Of each kind of block: how many, bytes that one keeps until backward, and computes again."""
+        """For each kind of block: how many there are, the bytes that one keeps until backward, and the bytes
+        that it computes again in backward."""
         for block in built.shape.blocks:
             again = acts.recomputes * max(sum_of(acts.kept_by(block)) - sum_of(acts.made_once(block)), 0)
             again //= recipe.forward_passes
@@ -68,14 +69,14 @@ class Sizes:
         self.kept_by_blocks = sum(n * kept for n, kept, _ in self.kept)
         quantized = (w.elements for w in self.in_blocks if w.quantized)
         self.quantizing_bytes = SIZES[built.made_dtype] * max(quantized, default=0)
-        """In setup, of one layer that is whole."""
+        """The largest weight before it is quantized: in setup one layer at a time is whole."""
         in_fp8 = {matrix.name for _, matrix in built.matrices if built.in_fp8(matrix)}
         wide = [w for w in self.in_blocks if w.matrix and w.dtype == "fp32" and w.name not in in_fp8]
         stay = sum(w.elements * w.count for w in wide if w.trained or not acts.recomputes)
         stay *= 1 if acts.recomputes else recipe.forward_passes
         self.weight_copies = acts.compute * stay if recipe.mixed and not recipe.fsdp else 0
-        """Autocast's 16-bit copies of fp32 weights, kept until backward; recomputing, until forward ends.
-        Each pass makes its own."""
+        """Autocast's 16-bit copies of fp32 weights. They are kept until backward, or with checkpointing until
+        forward ends. Each pass of forward makes its own."""
         later = recipe.fsdp and recipe.syncs_per_step < self.micro_batches
         added = 0 if self.away or self.micro_batches == 1 else self.gradient_bytes
         unsynced = self.units.layers * self.units.reduced + self.units.own_reduced
@@ -83,7 +84,8 @@ class Sizes:
 
     @property
     def host_parts(self) -> dict[str, int]:
-        """What is offloaded to host memory, each part at its largest; without unified (paged) memory."""
+        """The bytes that are offloaded to host memory, by part, each at its largest. Unified memory of paged
+        optimizers is not among them."""
         step, kept = self.optimizer, self.kept_by_blocks + self.kept_by_loss
         states = {"gradients": step.gradient_bytes, "optimizer state": step.state_bytes + step.copy_bytes}
         parts = {"parameters": self.parameter_bytes} if self.away else {}
@@ -93,7 +95,7 @@ class Sizes:
 
 
 def required_bytes(memory: "Memory") -> int:
-    """What must fit on the device: the peak and the CUDA context. Fragmentation comes on top."""
+    """The bytes that must fit on the device: the peak and the CUDA context. Fragmentation comes on top."""
     return memory.peak.total_bytes + memory.sizes.hardware.calibration.cuda_context_bytes
 
 
@@ -105,11 +107,12 @@ class Memory:
 
     @property
     def peak(self) -> Moment:
-        """The largest moment of the step; setup is not part of it."""
+        """The largest moment of the step. Setup is not part of the step."""
         return max(self.moments[1:], key=lambda moment: moment.total_bytes)
 
     @cached_property
     def moments(self) -> list[Moment]:
+        """Setup, and then the moments of the step in order: any of them can be its peak."""
         sizes, acts, units, step = self.sizes, self.sizes.activations, self.sizes.units, self.sizes.optimizer
         built, recipe, earlier = sizes.built, sizes.recipe, sizes.earlier_gradients
         on_host, whole, own = recipe.activations_on_host, bool(units.layers), units.own
@@ -162,7 +165,8 @@ class Memory:
         return [setup, *rows]
 
     def _moment(self, phase: Phase, where: str, gathered: int, grads: int, kept: int, passing: int) -> Moment:
-        """With what is there throughout the step."""
+        """A moment, with what is there throughout the step added to what it has of its own: gathered weights,
+        gradients, kept activations, and `passing` temporaries, all in bytes."""
         sizes, workspaces = self.sizes, self.sizes.hardware.cublas_workspace_bytes
         grads += sizes.earlier_gradients + sizes.bucket_bytes
         held = sizes.device_parameters, gathered, grads, sizes.device_state, kept, passing

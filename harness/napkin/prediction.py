@@ -1,4 +1,4 @@
-"""A recipe's memory and time on a napkin: about right, in milliseconds, checkable by hand. No torch."""
+"""The estimate of a recipe's memory and time by arithmetic, as an object and as a StepProfile. No torch."""
 
 import harness.step_profile as answer
 from harness.architecture import ModelShape, load_shape
@@ -14,7 +14,8 @@ from harness.step_profile import StepProfile
 def estimate(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None) -> Memory:
     """The memory of `recipe`, phase by phase, for a model of `shape` (None: the recipe's own).
 
-    Raises InputError for a config without sizes, and for layers, a length or a dtype that are not to be had.
+    Raises InputError for a config without sizes, for layers that the model does not have, for a sequence that
+    is too long for it, and for a dtype or attention that the device does not have.
     """
     hardware.check(recipe)
     shape = shape or load_shape(recipe.model)
@@ -27,7 +28,7 @@ def estimate(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None
 
 
 def warnings_of(recipe: Recipe) -> list[str]:
-    """What `predict` warns of; nothing for a model that cannot be read."""
+    """The warnings in the profile of `predict`; none for a model whose config cannot be read."""
     try:
         return BuiltModel(recipe, load_shape(recipe.model)).surprises
     except InputError:
@@ -35,12 +36,12 @@ def warnings_of(recipe: Recipe) -> list[str]:
 
 
 def predict(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None) -> StepProfile:
-    """The StepProfile of one steady optimizer step; None for what arithmetic cannot know: reserved memory."""
+    """The StepProfile of one steady optimizer step. What arithmetic cannot know (reserved memory) is None."""
     return profile(estimate(recipe, hardware, shape))
 
 
 def profile(memory: Memory) -> StepProfile:
-    """`predict`, from an estimate at hand."""
+    """The StepProfile of `predict`, made from an estimate."""
     sizes, peak, timing = memory.sizes, memory.peak, Timing(memory.sizes)
     recipe, hardware = sizes.recipe, sizes.hardware
     peaks: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What one of several ranks gathers, reduces and sends (torch/distributed/fsdp/_fully_shard). No torch."""
+"""What one rank of several gathers, reduces and sends (torch/distributed/fsdp/_fully_shard). No torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,24 +8,25 @@ from harness.napkin.weights import SIZES, BuiltModel, Weight
 
 @dataclass(frozen=True)
 class Units:
-    """Bytes of FSDP2's units while they are whole: those of an average block, and of what is outside them."""
+    """The bytes of FSDP2's units while they are gathered: an average block, and what is outside of blocks."""
 
-    block: int = 0  # weights, in the dtype in which they compute
-    made: int = 0  # gradients of the trained ones, as backward makes them
-    reduced: int = 0  # the same as the input of their reduce-scatter
-    own: int = 0
+    block: int = 0  # weights of a block, in the dtype in which they compute
+    made: int = 0  # gradients of a block's trained weights, as backward makes them
+    reduced: int = 0  # the same gradients as the input of their reduce-scatter
+    own: int = 0  # these three for the unit of what is outside of blocks
     own_made: int = 0
     own_reduced: int = 0
-    layers: int = 0
-    stay: bool = False  # blocks stay whole from forward to backward
+    layers: int = 0  # the number of blocks
+    stay: bool = False  # whether blocks stay gathered from forward to backward
 
     def gathered(self, copies: int) -> int:
-        """While a block is computed: what is outside, and `copies` of a block, itself and buffers."""
+        """The gathered bytes while a block is computed: what is outside, and `copies` of a block (the block
+        itself, the next, and communication buffers), or all blocks where they stay."""
         return self.own + (self.layers if self.stay else copies) * self.block
 
 
 def units_of(built: BuiltModel) -> Units:
-    """FSDP2's units; empty without it."""
+    """The units of a recipe with FSDP2; zeros for any other."""
     recipe, ranks, layers = built.recipe, built.recipe.dp_shard, built.shape.layers
     computes = recipe.compute_dtype if recipe.mixed else None
 
@@ -45,14 +46,17 @@ def units_of(built: BuiltModel) -> Units:
 
 
 def ring(ranks: int) -> float:
-    """Of M bytes that are gathered or reduced over a ring, what each of N ranks sends: (N - 1) / N."""
+    """The fraction (N - 1) / N of the bytes gathered or reduced over a ring that each of N ranks sends."""
     return (ranks - 1) / ranks
 
 
 def sent_bytes(built: BuiltModel, units: Units, gradient_bytes: int) -> dict[str, tuple[range, float]]:
-    """Who sends to each other, and what each sends in a phase of a step. FSDP2 gathers weights and scatters
-    gradients; DDP sums gradients, which is both; tensor parallelism sums the stream twice a block in each
-    direction (Megatron-LM, arXiv 1909.08053, section 3)."""
+    """By phase of a step: the ranks that communicate with each other, and the bytes that each of them sends.
+
+    FSDP2 gathers weights and scatters gradients; DDP sums gradients, which is a scatter and a gather; tensor
+    parallelism sums the residual stream twice per block in forward and in backward (Megatron-LM, arXiv
+    1909.08053, section 3).
+    """
     recipe, blocks, shard = built.recipe, units.layers * units.block, ring(built.recipe.dp_shard)
     among, copies = range(0, recipe.dp_shard * recipe.tp, recipe.tp), 2 * ring(recipe.dp_replicate)
     gathers, synced = recipe.gradient_accumulation_steps * shard, recipe.syncs_per_step

@@ -1,4 +1,4 @@
-"""A line of the derivation, and the letters that sizes are written in. No torch."""
+"""The terms of the derivation, and the letters for dimensions in their formulas. No torch."""
 
 from collections.abc import Iterable
 from math import prod
@@ -8,17 +8,19 @@ from harness.napkin.weights import BuiltModel
 
 
 class Term(NamedTuple):
-    """One line of the derivation: `size_bytes` is what `formula` comes to."""
+    """One line of the derivation: `size_bytes` is the value of `formula`."""
 
     section: str
+    """The heading under which it is printed; empty until it is known."""
     name: str
     formula: str
     size_bytes: int
     source: str
+    """The file or paper that says so, or what keeps the tensor."""
 
 
 class Dims:
-    """Writes terms whose size is a product of letters."""
+    """The dimensions of a recipe's tensors by letter, and terms that are products of them."""
 
     def __init__(self, built: BuiltModel) -> None:
         recipe, shape, tp = built.recipe, built.shape, built.recipe.tp
@@ -43,14 +45,14 @@ class Dims:
             "R": (built.rank, "LoRA's rank"),
             "V": (shape.vocab, "vocabulary"),
         }
-        """The number behind each letter on one rank, and what it stands for."""
+        """By letter, the size of the dimension on one rank, and what it counts."""
 
     def of(self, dims: str) -> int:
-        """The product of `dims`, as in B·S·H."""
+        """The number of elements of a tensor with dimensions `dims`, as in B·S·H."""
         return prod(self.letters[letter][0] for letter in dims.split("·"))
 
     def term(self, name: str, dims: str, width: float, source: str, times: int = 1) -> Term:
-        """`times` tensors of `dims`, of `width` bytes an element."""
+        """The term for `times` tensors with dimensions `dims` and `width` bytes an element."""
         shown = "·".join(f"{self.letters[letter][0]:,}" for letter in dims.split("·"))
         one = f"{dims} × {width:.3g} B = {shown} × {width:.3g} B"
         formula = f"{times} × [{one}]" if times > 1 else one
@@ -58,5 +60,5 @@ class Dims:
 
 
 def sum_of(terms: Iterable[Term]) -> int:
-    """Bytes of all of them."""
+    """The bytes of all terms together."""
     return sum(term.size_bytes for term in terms)

@@ -1,8 +1,8 @@
-"""Time of a step by phase: FLOPs and bytes of its layers over the device's ceilings. No torch.
+"""The time of a step by phase: the FLOPs and bytes of its layers, over what the device can do. No torch.
 
-This file alone knows the roofline. A product of T rows with a matrix of n elements is 2·T·n FLOPs, its
-backward as many for the input and as many for a weight that trains (Kaplan et al., arXiv 2001.08361);
-attention counts the whole square of scores. What backward keeps was written once and read twice.
+A product of T rows with a matrix of n elements takes 2·T·n FLOPs, its backward as many for the input and as
+many for a weight that trains (Kaplan et al., arXiv 2001.08361). Attention counts the whole square of scores.
+What is kept for backward was written once and is read twice.
 """
 
 from dataclasses import dataclass, replace
@@ -20,20 +20,21 @@ from harness.napkin.weights import SIZES
 from harness.step_profile import utilization
 
 PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
-"""Over memory, for each byte kept; launched in forward by a block beside products, an adapter, the loss."""
+"""PASSES is how often each byte that is kept is read or written. The others are the operators that forward
+launches for a block besides its matrix products, for an adapter, and for the loss."""
 COMPILED_PASSES = 2, 4
-"""Over what a compiled block keeps, in forward and in backward: as Inductor counts for the kernels that it
-makes (profiles/cpu/compiled_bytes.json)."""
+"""The passes over what a compiled block keeps, in forward and in backward, as Inductor counts them for the
+kernels that it makes (profiles/cpu/compiled_bytes.json)."""
 
 FP8_EAGER, FP8_COMPILED = (34, 8), (5, 0)
-"""Bytes moved for each element of a factor on its way to fp8, and kernels: the largest value, and then the
-product with the scale in fp32, cut off and rounded (torchao/float8/float8_utils.py); compiled, two readings
-and one writing."""
+"""Bytes moved for each element that is cast to fp8, and kernels launched for each tensor. Eager code finds
+the largest value, multiplies with the scale in fp32, clamps and rounds (torchao/float8/float8_utils.py);
+compiled code reads the tensor twice and writes it once."""
 
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """One phase of the whole optimizer step, all its micro batches together, in seconds, FLOPs and bytes."""
+    """The time of one phase of an optimizer step, all micro batches together."""
 
     works: list[Work]
     time: device.Time
@@ -41,7 +42,7 @@ class PhaseTime:
     waited_s: float  # for transfers and the host's own work
     recomputed_flops: int
     sent_s: float  # to other ranks
-    exposed_s: float  # of that, what computing does not hide
+    exposed_s: float  # the part of sent_s that no computation hides
 
     @property
     def flops(self) -> int:
@@ -56,14 +57,14 @@ class PhaseTime:
         return max(self.time.seconds, self.transfer_s) + self.waited_s + self.exposed_s
 
     def seconds_at(self, end: int) -> float:
-        """With the device's work at an end of its range: 0 is the low one, 1 the high one."""
+        """The phase's seconds at one end of the range of the device's work: 0 is the low end, 1 the high."""
         device_s = self.time.range_s[end] if self.time.range_s is not None else self.time.device_s
         working_s = max(device_s, self.time.host_s, self.transfer_s)
         return working_s + self.waited_s + self.exposed_s
 
 
 class Timing:
-    """The phases of one optimizer step."""
+    """The times of one optimizer step and its phases."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes, self.recipe, self.hardware = sizes, sizes.recipe, sizes.hardware
@@ -71,7 +72,7 @@ class Timing:
 
     @cached_property
     def phases(self) -> dict[str, PhaseTime]:
-        """data, forward, backward, optimizer_step."""
+        """The time of data, forward, backward and optimizer_step."""
         sizes, recipe, step, micro = self.sizes, self.recipe, self.sizes.optimizer, self.micro
         update, on_host = Work(0, step.moved_bytes, step.launches), recipe.parameters_on_host
         leaves = (sizes.kept_by_blocks + sizes.kept_by_loss) * recipe.activations_on_host
@@ -101,7 +102,8 @@ class Timing:
     def _phase(
         self, name: str, works: list[Work], moved: int, waits: int = 0, on_host: int = 0, recomputed: int = 0
     ) -> PhaseTime:
-        """`moved` bytes cross the host link; the device waits for `waits`, and for work `on_host`."""
+        """The time of `works`, while `moved` bytes cross the host link. The device also waits for `waits`
+        bytes to cross it, and for work of the host on `on_host` bytes."""
         if self.acts.compiled:  # a compiled graph is launched by one call
             works = [replace(work, operators=0) for work in works]
         hardware, sizes, built = self.hardware, self.sizes, self.sizes.built
@@ -119,19 +121,18 @@ class Timing:
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """From and to: the 10th and the 90th percentile of how far off estimates of such kernels are. The
-        phases err alike."""
+        """The step's seconds if estimates of such kernels err by their 10th or 90th percentile, all alike."""
         low, high = (sum(phase.seconds_at(end) for phase in self.phases.values()) for end in (0, 1))
         return low, high
 
     @property
     def model_flops(self) -> int:
-        """Without recomputation: what MFU counts."""
+        """The FLOPs of forward and backward without recomputation, which MFU counts."""
         return self.hardware_flops - self.phases["backward"].recomputed_flops
 
     @property
     def hardware_flops(self) -> int:
-        """Of forward and backward, with recomputation: what HFU counts."""
+        """The FLOPs of forward and backward with recomputation, which HFU counts."""
         return self.phases["forward"].flops + self.phases["backward"].flops
 
     @property
@@ -144,7 +145,7 @@ class Timing:
 
     @property
     def intensities(self) -> tuple[float, float]:
-        """FLOPs per byte of the step, and those at which the device computes and reads equally long."""
+        """The step's FLOPs per byte, and those at which computing and reading take equally long."""
         works, dtype = [w for phase in self.phases.values() for w in phase.works], self.recipe.compute_dtype
         return device.arithmetic_intensity(works), device.machine_balance(self.hardware, dtype)
 
@@ -156,8 +157,8 @@ class Timing:
         return utilization(flops, self.seconds, self.hardware.peak_flops(self.recipe.compute_dtype)) or 0.0
 
     def _products(self, matrix: Matrix, times: int, *, backward: bool = False) -> list[Work]:
-        """So many products with a matrix, in all micro batches. Backward dequantizes a linear layer's weight
-        again, and has kept the experts' since forward."""
+        """The work of `times` products with a matrix in every micro batch, with those of its adapter. Backward
+        dequantizes a linear layer's weight again; the experts' it has kept since forward."""
         tp, dtype = self.recipe.tp, self.recipe.compute_dtype
         built, width = self.sizes.built, self.acts.compute
         rows, n = self.acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S"), matrix.elements // tp
@@ -180,15 +181,15 @@ class Timing:
         return [work.times(times * self.micro) for work in works]
 
     def _is_last(self, matrix: Matrix) -> bool:
-        """Whether nothing behind it keeps its result, so that what is computed again ends before it
+        """Whether nothing after this matrix product keeps its result, so that recomputation ends before it
         (torch.utils.checkpoint stops early)."""
         shape, built = self.sizes.built.shape, self.sizes.built
         followed = shape.norms > 2 or shape.residual_dropout or matrix.name in built.adapted
         return matrix.role == "down" and not followed
 
     def _layers(self, factor: int, passes: int, *, again: bool = False) -> list[Work]:
-        """`factor` products with each matrix, `passes` over all else, and the head with the loss; `again`:
-        what checkpointing computes again, which is neither the head nor a block's last product."""
+        """The work of all blocks, head and loss: `factor` products with each matrix, and everything else
+        `passes` times. With `again`, only what checkpointing repeats: not the head, nor the last product."""
         keeps_products = again and self.acts.keeps_products
         sizes, acts, d, works = self.sizes, self.acts, self.acts.dims.of, list[Work]()
         for block in sizes.built.shape.blocks:

@@ -1,6 +1,7 @@
-"""What a recipe makes of a decoder's weights: dtype and storage, what trains, and a rank's share. No torch.
+"""The weights of a model as a recipe trains it: dtype, storage, what trains, and a rank's share. No torch.
 
-The facts follow harness/training/model.py: bitsandbytes for every linear layer but the head, peft's adapters.
+It follows harness/training/model.py: bitsandbytes quantizes every linear layer but the head, and peft makes
+the adapters.
 """
 
 from collections import defaultdict
@@ -22,16 +23,17 @@ from harness.errors import InputError
 from harness.recipe import Recipe, shown, surprises_of_quantization
 
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Bytes of an element."""
+"""Bytes of an element by dtype."""
 NEUTRAL_IN_PEFT = {"init_lora_weights", "alpha_pattern"}
-"""Fields of peft's LoraConfig that change values alone."""
+"""Fields of peft's LoraConfig that change the values of weights and nothing else."""
 _IA3 = ("v_proj", "c_attn", "query_key_value", "down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2")
-"""What peft scales for IA3 beside queries or keys: values and an MLP's last matrix (peft.utils.constants)."""
+"""What peft scales for IA3 besides queries or keys: values and an MLP's last matrix
+(peft.utils.constants)."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A kind of parameter: `count` tensors of `rows` x `columns` elements on a rank."""
+    """Equal parameters of a rank: `count` tensors of `rows` x `columns` elements."""
 
     name: str
     rows: int
@@ -41,9 +43,9 @@ class Weight:
     trained: bool
     count: int = 1
     formula: str = ""
-    matrix: bool = True  # optimizers factor these only
-    stacked: int = 1
-    adapter: bool = False
+    matrix: bool = True  # and no vector
+    stacked: int = 1  # the experts whose matrices it holds
+    adapter: bool = False  # whether it belongs to an adapter
 
     @property
     def elements(self) -> int:
@@ -59,7 +61,7 @@ class Weight:
 
 
 class BuiltModel:
-    """A model shape under a recipe: its weights."""
+    """A model's weights as a recipe trains them."""
 
     def __init__(self, recipe: Recipe, shape: ModelShape) -> None:
         """Raises InputError for a layer in lora_targets that the model does not have."""
@@ -78,21 +80,22 @@ class BuiltModel:
         self.whole = shape  # as harness/fit calls it
         self.lora, self.rank = recipe.adapter == "lora", recipe.lora_rank
         self.lengths = recipe.use_dora
-        """Whether LoRA trains the length of each row too."""
+        """Whether DoRA trains the length of each row too."""
         frozen_dtype = "fp32" if base else shape.dtype or "fp32"
         self.made_dtype = frozen_dtype if recipe.mixed else recipe.precision
-        """In which weights are made: a plain precision's; under autocast fp32, but a frozen base's own."""
+        """The dtype in which weights are made: that of a plain precision; under autocast fp32, or for a
+        frozen base the model's own."""
         self.loose_dtype = "fp32" if recipe.upcast_for_kbit else self.made_dtype  # of what is not quantized
         self.matrices = [(block, matrix) for block in shape.blocks for matrix in matrices_of(shape, block)]
         self.head = head_of(shape, recipe.head_outputs)
         self.adapted = frozenset[str]() if base else self._adapted()
         outside = outer_parts(shape, recipe.head_outputs)
         self.outer = [*map(self._weight, outside), *self._adapters(self.head, 1)]
-        """Embeddings, positions, last norm, and a head of its own."""
+        """The weights outside of blocks: embeddings, positions, last norm, and a head that is not tied."""
         if recipe.scores and not base:  # peft trains a copy
             self.outer.append(self._weight(self.head, adapter=self.loose_dtype))
         self.in_blocks: list[Weight] = []
-        """Of the blocks; `count` is the number of blocks that have one."""
+        """The weights in blocks; `count` is the number of blocks that have one."""
         for block in shape.blocks:
             for part in parts_of(shape, block):
                 self.in_blocks.append(self._weight(part, block.count, stored=True))
@@ -100,15 +103,16 @@ class BuiltModel:
         self.buffer_bytes = 0 if shape.positions else shape.head_dim * 4  # rotary frequencies
 
     def storage(self, matrix: Matrix) -> str | None:
-        """The format bitsandbytes stores a block's matrix in; None if it does not."""
+        """The format in which bitsandbytes stores a block's matrix; None if it is not quantized."""
         kind = matrix.linear or (self.recipe.four_bit and matrix.stacked > 1)
         return self.recipe.quantization if self.recipe.quantized and kind and matrix != self.head else None
 
     def in_fp8(self, matrix: Matrix) -> bool:
-        """Whether the products with `matrix` are torchao's."""
+        """Whether the products with `matrix` are torchao's, in fp8."""
         return self.recipe.fp8 and matrix.linear and matrix != self.head
 
     def _adapted(self) -> frozenset[str]:
+        """The names of the matrices that have an adapter."""
         recipe, found = self.recipe, [matrix for _, matrix in self.matrices]
         if recipe.lora_targets != "all-linear":  # a target is a module's name or the end of its path
             names = set[str]()
@@ -128,13 +132,15 @@ class BuiltModel:
         return frozenset(m.name for m in linear if self.lora or m.name.endswith((*_IA3, also)))
 
     def adapter_dtype(self, matrix: Matrix) -> str:
-        """peft makes adapters fp32, or casts them to the base's dtype: of a 4-bit layer the compute dtype."""
+        """The dtype of the adapter of `matrix`. peft makes adapters in fp32, or casts them to the dtype of
+        the base: for a 4-bit layer the compute dtype."""
         if self.recipe.adapter_dtype == "fp32" or self.storage(matrix) == "int8":
             return "fp32"
         return self.recipe.compute_dtype if self.storage(matrix) else self.loose_dtype
 
     def _weight(self, matrix: Matrix, count: int = 1, adapter: str = "", *, stored: bool = False) -> Weight:
-        """What a rank has of `matrix`; `adapter`: the dtype of one; `stored`: quantized if the recipe is."""
+        """A rank's part of `matrix`. `adapter` is the dtype of an adapter's matrix, and empty for any other;
+        `stored` is whether it is quantized if the recipe quantizes."""
         recipe, rows, shards = self.recipe, matrix.outputs * matrix.stacked, self.recipe.dp_shard
         storage, kept = self.storage(matrix) if stored else None, adapter or self.loose_dtype
         vector, shown = matrix.role == "vector", f"{rows:,}·{matrix.inputs:,}"
@@ -154,8 +160,9 @@ class BuiltModel:
         return Weight(matrix.name, rows, matrix.inputs, storage or kept, size, *kind)
 
     def _adapters(self, matrix: Matrix, count: int) -> list[Weight]:
-        """LoRA: A is rank x inputs, B outputs x rank (arXiv 2106.09685), a pair for each expert, and for each
-        of two that are fused. IA3: a scale for each output, or input of an MLP's last (arXiv 2205.05638)."""
+        """The adapter's weights for `matrix`. LoRA: A of rank x inputs and B of outputs x rank (arXiv
+        2106.09685), a pair for each expert, and for each of two fused matrices. IA3: a scale for each output,
+        or for each input of an MLP's last matrix (arXiv 2205.05638)."""
         name, rank = matrix.name, self.rank * matrix.stacked
         rank *= 2 if matrix.role == "expert up" and self.shape.gated else 1
         feeds = matrix.role == "down" and self.recipe.lora_targets == "all-linear"
@@ -171,7 +178,8 @@ class BuiltModel:
 
     @property
     def surprises(self) -> list[str]:
-        """What quantization leaves otherwise than a recipe lets expect, as a run and a simulation say it."""
+        """Warnings about what quantization leaves unquantized against expectation, with the words that a run
+        and a simulation use, and about what napkin does not count."""
         experts = [(b.count, m) for b, m in self.matrices if m.stacked > 1 and self.storage(m)]
         left: dict[str, int] = defaultdict(int)
         for weight in self.in_blocks:
