@@ -157,8 +157,8 @@ class Timing:
         return utilization(flops, self.seconds, self.hardware.peak_flops(self.recipe.compute_dtype)) or 0.0
 
     def _products(self, matrix: Matrix, times: int, *, backward: bool = False) -> list[Work]:
-        """The work of `times` products with a matrix in every micro batch, with those of its adapter. Backward
-        dequantizes a linear layer's weight again; the experts' it has kept since forward."""
+        """The work of `times` products with a matrix in every micro batch, with those of its adapter.
+        Backward dequantizes a linear layer's weight again; the experts' it has kept since forward."""
         tp, dtype = self.recipe.tp, self.recipe.compute_dtype
         built, width = self.sizes.built, self.acts.compute
         rows, n = self.acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S"), matrix.elements // tp
@@ -167,9 +167,7 @@ class Timing:
         before = n * width if built.storage(matrix) and not kept else 0  # the weight in 16 bit
         in_fp8 = built.in_fp8(matrix)
         works = [Work(2 * rows * n // matrix.stacked, moved, 1, "matmul", "fp8" if in_fp8 else dtype, before)]
-        if (
-            in_fp8
-        ):  # of three products the input, the weight and the output's gradient are factors of two each
+        if in_fp8:  # of three products the input, the weight and the output's gradient are factors of two
             size, launches = FP8_COMPILED if self.acts.compiled else FP8_EAGER
             factors = 2 * (rows * (matrix.inputs + matrix.outputs) + n) // 3
             works.append(Work(0, size * factors, 2 * launches))
