@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from harness.errors import InputError
+from harness.hardware import FP8_SINCE
 from harness.measure.observer import DeviceObserver
+from harness.recipe import Recipe
 from harness.training import DTYPES
 
 SIDE = 512
@@ -69,6 +71,19 @@ def chosen_device(name: str | None = None) -> torch.device:
     if name not in here:
         raise InputError(f"--device {name}: this machine has {', '.join(here)}.")
     return torch.device(name)
+
+
+def check_units(recipe: Recipe, device: torch.device) -> None:
+    """Raise InputError for a GPU without the units that the recipe's products need: torch's own error comes
+    when the model is there, and says nothing of the recipe."""
+    if "fp8" not in recipe.dtypes_of_products or device.type != "cuda":
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if float(f"{major}.{minor}") < FP8_SINCE:
+        raise InputError(
+            f"fp8: true: {torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, "
+            f"and products in fp8 need {FP8_SINCE}; set fp8: false, or choose another device."
+        )
 
 
 def device_observer(device: torch.device, *, with_history: bool, compiled: bool) -> DeviceObserver:

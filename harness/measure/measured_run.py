@@ -14,7 +14,7 @@ from harness.data import DataSummary
 from harness.errors import InputError, is_out_of_memory
 from harness.measure.checkpoint import measure_checkpoint
 from harness.measure.communication import Communication
-from harness.measure.devices import chosen_device, device_observer
+from harness.measure.devices import check_units, chosen_device, device_observer
 from harness.measure.leak import find_leak
 from harness.measure.looking_back import LookBack, look_back
 from harness.measure.not_finite import Origin, origin_of_loss, origin_of_weights
@@ -81,6 +81,7 @@ def measure(
     """
     resumed = None if folder.checkpoint is None else read(folder.checkpoint, recipe)
     device = device or chosen_device()
+    check_units(recipe, device)
     run = MeasuredRun(recipe, device, folder, progress, resumed, list(warnings or ()), with_history=snapshot)
     run.alive, run.after = alive or run.alive, after or run.after
     failed: InputError | None = None

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.cuda import _memory_viz
 
-from harness.measure import chosen_device, measure
+from harness.errors import InputError
+from harness.measure import Silent, chosen_device, measure
 from harness.measure import measured_run as measuring
 from harness.measure.cpu import CpuObserver
 from harness.recipe.recipe import Recipe
@@ -416,3 +417,13 @@ def test_the_command_in_trouble(trouble, status, said, tmp_path):
     assert StepProfile.read(tmp_path / "run" / "profile.json") == profile
     assert "step 2/7" in done.stderr  # plain lines, for stderr is no terminal
     assert "peak" in done.stderr  # and the tables
+
+
+def test_a_gpu_without_fp8_units_is_refused_before_anything_runs(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an A100")
+    recipe = tiny(precision="bf16", fp8=True)
+    said = r"an A100 has compute capability 8.0, .* need 8.9; set fp8: false"
+    with pytest.raises(InputError, match=said):
+        measure(recipe, RunFolder(tmp_path / "run", "tiny", recipe), Silent(), torch.device("cuda"))
+    assert not (tmp_path / "run" / "profile.json").exists()

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.errors import InputError, needed
-from harness.hardware import FP8_SINCE
 from harness.parallel import DTYPES
 from harness.recipe import Recipe
 from harness.training.toggles.optimizer_state import state_shapes
@@ -65,14 +64,6 @@ def multiply_in_fp8(recipe: Recipe, model: Any, device: torch.device) -> None:
     take, multiples of 16. A CPU has no such units, and computes with the same rounded factors in fp32."""
     if not recipe.fp8:
         return
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        if float(f"{major}.{minor}") < FP8_SINCE:
-            name = torch.cuda.get_device_name(device)
-            raise InputError(
-                f"fp8: true: {name} has compute capability {major}.{minor}, and "
-                f"products in fp8 need {FP8_SINCE}; set fp8: false, or choose another device."
-            )
     with needed("torchao", "torchao", "fp8: true"):
         from torchao import float8  # pyright: ignore[reportMissingImports]
     head = model.get_output_embeddings()

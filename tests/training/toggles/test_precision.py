@@ -13,7 +13,6 @@ from harness.errors import InputError, MissingDependency
 from harness.observe.labels import labelled_tensors
 from harness.recipe.recipe import Recipe
 from harness.training.step import Training, train_step
-from harness.training.toggles.precision import multiply_in_fp8
 from tests.support.tiny import ByteObserver, NullObserver, built, same_bits, step, tiny, train, weights
 
 PARAMETERS = 107_840
@@ -285,11 +284,3 @@ def test_without_torchao_fp8_names_the_extra(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingDependency, match=r"pip install 'finetune-harness\[torchao\]'"):
         built(tiny(precision="bf16", fp8=True))
-
-
-def test_a_gpu_without_fp8_units_is_refused_before_torch_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an A100")
-    recipe = tiny(precision="bf16", fp8=True)
-    with pytest.raises(InputError, match=r"an A100 has compute capability 8.0, .* need 8.9; set fp8: false"):
-        multiply_in_fp8(recipe, None, torch.device("cuda"))
