@@ -80,7 +80,7 @@ def prepare(name: str, size: Size, folder: Path) -> None:
 
 def environment(name: str) -> dict[str, str]:
     """Of the process that runs a program."""
-    made = dict(os.environ)
+    made = os.environ | {"DO_NOT_TRACK": "1"}  # Axolotl's reports wait for a network, for long
     if PROGRAMS[name].beside:
         made["PYTHONPATH"] = os.pathsep.join(
             filter(None, (made.get("PYTHONPATH"), made["PROGRAMS_OF_OTHERS"]))

@@ -2,7 +2,8 @@
 
 REPOSITORIES_OF_OTHERS is a folder of checkouts, each under the name of its repository: nanoGPT, peft,
 axolotl, diffusers, LLaMA-Factory, examples (PyTorch's), vision, sentence-transformers, accelerate, torchtitan
-(v0.2.2, which PyTorch 2.13 can run). What a program imports is in PROGRAMS_OF_OTHERS.
+(v0.2.2, which PyTorch 2.13 can run). What a program imports is in PROGRAMS_OF_OTHERS; for axolotl and
+LLaMA-Factory the releases of transformers, peft and others that they pin, in a folder for each.
 """
 
 import json

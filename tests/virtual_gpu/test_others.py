@@ -12,6 +12,7 @@ pytestmark = pytest.mark.virtual_gpu
 ALIKE = {name for name in programs.PROGRAMS if name.startswith(("trl sft", "trl dpo")) or name.endswith("3B")}
 """Each as another here or in test_programs.py."""
 LACKING = {
+    "PEFT examples/dora_finetuning",
     "torchtitan, llama3_debugmodel",
     "LLaMA-Factory, qwen3_lora_sft.yaml",
     "Axolotl, llama-3/lora-1b.yml",
