@@ -267,8 +267,7 @@ def _shape(family: str, read: _Reader) -> ModelShape:
         qkv_bias=biased,
         layer_norm=family not in _RMS and read.get("rms_norm_eps") is None,
         norms=4 if family in _FOUR_NORMS else 1 if family in _ONE_NORM else 2,
-        qk_norm=family.startswith(_QK_NORM)
-        or any(each in read.plan for each in ("q_norm", "q_layernorm")),
+        qk_norm=family.startswith(_QK_NORM) or any(each in read.plan for each in ("q_norm", "q_layernorm")),
         experts=read.count("num_experts") if routes else 0,
         experts_per_token=read.count("num_experts_per_tok", 1) if routes else 0,
         expert_width=width if routes else 0,
