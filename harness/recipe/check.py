@@ -21,8 +21,8 @@ NOT_HERE: dict[str, dict[str, str]] = {
         **dict.fromkeys(
             ("nvfp4", "mxfp4"),
             "a format that transformers runs and does not train; what is published in it, as gpt-oss is, it "
-            "trains as 16-bit weights (Mxfp4Config(dequantize=True)): write quantization: none, or for a base "
-            "in 4 bit with LoRA quantization: nf4",
+            "trains as 16-bit weights (Mxfp4Config(dequantize=True)): write quantization: none, or for LoRA "
+            "on a base in 4 bit quantization: nf4",
         ),
         "mxfp8": "a format of floats with shared scales",
         "fp8": "a format of products here and of no weights: write fp8: true",

@@ -84,9 +84,8 @@ class Images:
         """The inputs of a batch whose pixels are shapes alone. Integers are real: what they say decides about
         shapes."""
         places = self.places(rows, seq_len)
-        pixels = torch.zeros((), dtype=self.dtype).expand(
-            rows * self.count * self.pixels[0], *self.pixels[1:]
-        )
+        count = rows * self.count * self.pixels[0]
+        pixels = torch.zeros((), dtype=self.dtype).expand(count, *self.pixels[1:])
         ids = torch.where(places, self.token, self._free)
         return {"input_ids": ids, "pixel_values": pixels, **self.beside(places)}
 
@@ -162,9 +161,7 @@ def images_of(recipe: Recipe, config: Any) -> Images | None:
     others = (getattr(config, name, None) for name in ("video_token_id", "video_token_index"))
     reserved = frozenset({token, *(other for other in others if other is not None)})
     dtype = torch.float32
-    if (
-        family == "llama4"
-    ):  # its processor normalizes in bf16, and its tower takes pixels in its weights' dtype
+    if family == "llama4":  # its processor makes bf16, and its tower takes its weights' dtype alone
         dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(recipe.precision, torch.bfloat16)
     return Images(recipe.images, tokens, token, reserved, pixels, sizes, kinds, dtype)
 

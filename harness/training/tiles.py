@@ -9,8 +9,8 @@ MOST = {"internvl": 12, "llama4": 16}
 CUT_OTHERWISE = {
     **dict.fromkeys(
         ("idefics2", "idefics3", "smolvlm"),
-        "pads every row's images to as many tiles, and its model looks at the pixels to leave the padding out: its "
-        "memory depends on values",
+        "pads every row's images to as many tiles, and its model looks at the pixels to leave the padding "
+        "out: its memory depends on values",
     ),
     **dict.fromkeys(
         ("llava_next", "llava_onevision"),

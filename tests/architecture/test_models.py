@@ -62,7 +62,7 @@ PUBLISHED = {
     "qwen3-30b-a3b": (30_532_122_624, KERAS + "qwen3_moe_30b_a3b_en"),
     "qwen3-32b": (32_762_123_264, KERAS + "qwen3_32b_en"),
     "qwen3-4b": (4_022_468_096, KERAS + "qwen3_4b_en"),
-    # without the layers that predict further tokens, which transformers does not build; those of Qwen3-Next are
+    # without the layers that predict further tokens, which transformers does not build: Qwen3-Next has
     # 81,324,862,720 with them, and Qwen3-Coder-Next is the same model published without
     "qwen3-next-80b-a3b": (79_674_391_296, HUB + "Qwen/Qwen3-Coder-Next"),
     "qwen3-vl-8b": (8_767_123_696, HUB + "Qwen/Qwen3-VL-8B-Instruct"),

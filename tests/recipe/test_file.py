@@ -266,10 +266,21 @@ def test_dangling_link() -> None:
     assert "link.yaml" in complaint("./link.yaml")
 
 
+def test_transformers_trains_neither_mxfp4_nor_nvfp4() -> None:
+    """What `quantization: mxfp4` is told."""
+    from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
+
+    assert not Mxfp4HfQuantizer(None).is_trainable
+    nvfp4 = pytest.importorskip("transformers.quantizers.quantizer_nvfp4")  # not in the oldest
+    assert not nvfp4.NVFP4HfQuantizer(None).is_trainable
+
+
 @pytest.mark.parametrize(
     ("line", "mentions"),
     [
-        ("quantization: nvfp4", ["nvfp4 is a format of floats", "which harness does not have"]),
+        ("quantization: mxfp4", ["does not train", "trains as 16-bit weights", "write quantization: none"]),
+        ("quantization: nvfp4", ["does not train", "write quantization: none"]),
+        ("quantization: mxfp8", ["mxfp8 is a format of floats", "which harness does not have"]),
         ("quantization: GPTQ", ["GPTQ is another library's format"]),
         ("optimizer: adam", ["adam is another optimizer"]),
         ("adapter: dora", ["write adapter: lora with use_dora: true"]),
