@@ -72,8 +72,8 @@ class Seen:
         if self.kind == "attention":
             kernel, direction, _ = ATTENTION[self.name]
             batch, heads, query, keys, head_dim = self.shape
-            asked = (hardware, kernel, direction, batch, heads, query, keys, head_dim)
-            return attention(*asked, causal=self.causal, dtype=self.dtype)
+            arguments = (hardware, kernel, direction, batch, heads, query, keys, head_dim)
+            return attention(*arguments, causal=self.causal, dtype=self.dtype)
         return memory(hardware, "elementwise", self.shape[0])
 
 

@@ -81,8 +81,8 @@ class Described:
         if kind == "collective":
             name, size_bytes, ranks = rest.split()
             together = min(int(ranks), self.gpus_per_node)
-            asked = self.hardware, name, float(size_bytes), int(ranks), together
-            return Estimate(collective(*asked, network=NETWORK.value), "collective", 0, False)
+            arguments = self.hardware, name, float(size_bytes), int(ranks), together
+            return Estimate(collective(*arguments, network=NETWORK.value), "collective", 0, False)
         return Estimate(self.bare_s, "unknown", 0, True)
 
 

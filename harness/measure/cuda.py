@@ -275,7 +275,7 @@ class CudaObserver(DeviceObserver):
         }
 
     def utilization(self) -> float | None:
-        """From NVML's samples."""
+        """The mean of NVML's samples."""
         return self._nvml.utilization() if self._kinds[-1:] == ["timed"] else self._utilization
 
     def _record_history(self, on: bool) -> None:
@@ -311,11 +311,12 @@ class CudaObserver(DeviceObserver):
         self._labels.extend(_label("gradients", weight.grad, time.time_ns() // 1000, module))
 
     def _what_stays(self) -> list[Label]:
+        """The labels of what is live at the end: parameters and optimizer state."""
         if self._training is None:
             return []
         paths = module_paths(self._training)
-        kept = labelled_tensors(self._training)
-        return [label for category, t in kept for label in _label(category, t, module=paths.get(id(t)))]
+        labelled = labelled_tensors(self._training)
+        return [label for category, t in labelled for label in _label(category, t, module=paths.get(id(t)))]
 
     def _host_bytes(self) -> int | None:
         """Pinned memory, and what else in host memory belongs to the training: paged or offloaded states.
@@ -324,10 +325,10 @@ class CudaObserver(DeviceObserver):
         not subtract what is freed there (up to 2.12 at least; pytorch pull request 182404).
         """
         pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
-        kept = labelled_tensors(self._training) if self._training is not None else ()
+        labelled = labelled_tensors(self._training) if self._training is not None else ()
         others = {
             storage.data_ptr(): storage.nbytes()
-            for _, tensor in kept
+            for _, tensor in labelled
             if tensor.device.type == "cpu" and tensor.dim() > 0 and not tensor.is_pinned()
             for storage in [storage_of(tensor)]
         }
@@ -346,13 +347,13 @@ def _label_workspaces(spans: list[AllocationSpan], ends: list[int]) -> None:
     a library keeps it, as cuBLAS keeps its workspaces. `ends`: the index of each ended step's last event.
     """
     last = ends[-1] if ends else BEFORE_RECORDING
-    kept = [s for s in spans if s.category is None and s.died is None and BEFORE_RECORDING < s.born <= last]
-    if not kept:
+    left = [s for s in spans if s.category is None and s.died is None and BEFORE_RECORDING < s.born <= last]
+    if not left:
         return
     # not isinstance: it would ask every object of every library for its __class__
     tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
     held = {label.address for tensor in tensors for label in _label_if_it_has_memory(tensor)}
-    for span in kept:
+    for span in left:
         if span.address not in held:
             span.category = "other"
 

@@ -115,7 +115,7 @@ class _Between:
         self._since_us: int | None = None
         """When our recording began, in microseconds since 1970; None while we do not record."""
         memory = torch.cuda.memory
-        asked = getattr(memory._record_memory_history_impl, "asked", None)  # harness/watching/startup
+        program_call = getattr(memory._record_memory_history_impl, "asked", None)  # harness/watching/startup
         self._stats = _replaced(torch._C, "_cuda_memoryStats", self._stats_of_theirs)
         self._reset = _replaced(torch._C, "_cuda_resetPeakMemoryStats", self._reset_theirs)
         # torch.accelerator's names for the same
@@ -126,7 +126,7 @@ class _Between:
         self._their_recording: _Recording | None = None
         """The program's recording, while it records."""
         if torch._C._cuda_isHistoryEnabled():  # type: ignore[attr-defined]
-            args, kwargs = asked or ((), {})
+            args, kwargs = program_call or ((), {})
             self._their_recording = self._recording(0, *args, **kwargs)
 
     # Counters.
@@ -149,8 +149,8 @@ class _Between:
     def _set_back(self, device: int, own: dict[int, Stats], other: dict[int, Stats]) -> None:
         """Reset the counters for one side (`own`), and keep the peaks that are erased for the `other`."""
         counted = self._stats(device)
-        for kept in (other, self._before):
-            kept[device] = _higher(counted, kept.get(device, {}))
+        for peaks in (other, self._before):
+            peaks[device] = _higher(counted, peaks.get(device, {}))
         own.pop(device, None)
         self._reset(device)
 
@@ -172,9 +172,9 @@ class _Between:
         return _since(self._snapshot(None), self._since_us)
 
     def _recording(self, since_us: int, *args: Any, **kwargs: Any) -> _Recording:
-        asked = inspect.signature(self._record).bind(*args, **kwargs)
-        asked.apply_defaults()
-        given = {**asked.arguments, "clear_history": False}
+        bound = inspect.signature(self._record).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = {**bound.arguments, "clear_history": False}
         begin = partial(self._record, **given)
         return _Recording(begin, given["stacks"], given["max_entries"], since_us)
 
@@ -247,11 +247,11 @@ def _higher(stats: Stats, before: Stats) -> Stats:
 
 def _since(snapshot: dict[str, Any], since_us: int | None) -> dict[str, Any]:
     """The snapshot with the history's entries since `since_us` only; without any for None."""
-    kept = [
+    traces = [
         [] if since_us is None else [entry for entry in trace if entry.get("time_us", since_us) >= since_us]
         for trace in snapshot["device_traces"]
     ]
-    return {**snapshot, "device_traces": kept}
+    return {**snapshot, "device_traces": traces}
 
 
 def _now_us() -> int:

@@ -204,13 +204,13 @@ def _start_compiling() -> subprocess.Popen[str]:
 
 def _finish_compiling(process: subprocess.Popen[str]) -> None:
     try:
-        _, said = process.communicate(timeout=COMPILE_LIMIT_S)
+        _, stderr = process.communicate(timeout=COMPILE_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         raise TimeoutError(f"torch.compile took more than {COMPILE_LIMIT_S} s on a small function") from None
     if process.returncode != 0:
-        lines = [line for line in said.splitlines() if line.strip()]
+        lines = [line for line in stderr.splitlines() if line.strip()]
         raise RuntimeError(lines[-1] if lines else f"exit status {process.returncode}")
 
 

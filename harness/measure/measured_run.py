@@ -200,8 +200,8 @@ class MeasuredRun:
                 return
         self.look_back()
         self._after_the_step(training)
-        # One more step, which nobody times and whose memory nobody reads: counting is slow, and sees only
-        # eager code.
+        # FLOPs are counted in one more step, which is not timed and whose memory is not read: counting is
+        # slow, and sees only eager code.
         self.watching = self.flop_count
         with torch.compiler.set_stance("force_eager"):
             list(run_steps(training, batches, self.device, ["warmup"], self))
@@ -218,8 +218,8 @@ class MeasuredRun:
             return
         if evaluation is not None:
             self.evaluation, host_peak = stats_of(evaluation, self.recipe), self.observer.host_peak()
-            asked = self.recipe, training, evaluation, self.device, self
-            evaluate_into(self.evaluation, *asked, torch.cuda.empty_cache, host_peak)
+            arguments = self.recipe, training, evaluation, self.device, self
+            evaluate_into(self.evaluation, *arguments, torch.cuda.empty_cache, host_peak)
         if self.after.checkpoint:
             whole = self.after.whole_state
             self.checkpoint = measure_checkpoint(

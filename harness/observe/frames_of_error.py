@@ -39,8 +39,8 @@ def failed_request(error: BaseException, requested_bytes: int | None) -> dict[st
     frame, line = frames[inner - 1]
     file = frame.f_code.co_filename
     place = _ABOVE_PACKAGE.sub("", file) if _ABOVE_PACKAGE.match(file) else file.rpartition("/")[2]
-    asked = [frame.f_locals, *(called.f_locals for called, _ in frames[inner:])]
-    found = (words for variables in asked for words in _as_large(variables, requested_bytes or 0))
+    scopes = [frame.f_locals, *(called.f_locals for called, _ in frames[inner:])]
+    found = (words for variables in scopes for words in _as_large(variables, requested_bytes or 0))
     return {
         "requested_bytes": requested_bytes,
         "requested_is": next(found, None),

@@ -47,7 +47,7 @@ def owned_tensors(training: Owner) -> Iterator[tuple[str, Tensor]]:
     for path, module in training.model.named_modules():
         for tensor in _module_tensors(module):
             yield path, tensor
-            yield from ((path, kept) for kept in tensors_in(state.get(tensor)))
+            yield from ((path, state_tensor) for state_tensor in tensors_in(state.get(tensor)))
 
 
 def module_paths(training: Owner) -> dict[int, str]:

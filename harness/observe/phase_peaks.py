@@ -36,8 +36,8 @@ class PhasePeaks:
             self.first_step_bytes = max(self.first_step_bytes or 0, peak)
         if kinds[-1] != "recorded" and not self._all_steps and name not in PHASES_BETWEEN_STEPS:
             return None
-        kept = self.phases if self._all_steps or kinds[-1] == "recorded" else self.apart
-        stats = kept.setdefault(name, PhaseStats())
+        by_name = self.phases if self._all_steps or kinds[-1] == "recorded" else self.apart
+        stats = by_name.setdefault(name, PhaseStats())
         stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, peak)
         stats.allocated_at_end_bytes = end
         if reserved is not None:

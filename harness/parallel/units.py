@@ -39,11 +39,14 @@ def shard_units(recipe: Recipe, model: nn.Module, mesh: DeviceMesh, device: torc
         "offload_policy": CPUOffloadPolicy() if recipe.cpu_offload else OffloadPolicy(),
     }
     layout = {"block": _blocks, "accelerate": _as_accelerate, "transformers": _as_transformers}[recipe.wrap]
-    for unit, kept in list(layout(model)):  # found before any is made: tied weights are the same objects
+    for unit, stays_gathered in list(
+        layout(model)
+    ):  # found before any is made: tied weights are the same objects
         modules = unit if isinstance(unit, list) else [unit]
         make(modules)
         _refuse_integers(modules)
-        fully_shard(unit, reshard_after_forward=recipe.reshard_after_forward and not kept, **how)
+        reshard = recipe.reshard_after_forward and not stays_gathered
+        fully_shard(unit, reshard_after_forward=reshard, **how)
     make([model])
     fully_shard(model, **how)
 

@@ -107,7 +107,7 @@ class Allocation(Fields):
 
 
 class OutOfMemoryReport(Fields):
-    """Where the memory ran out."""
+    """Where memory ran out, what was requested, and what filled the memory."""
 
     phase: str
     requested_bytes: Count | None = None

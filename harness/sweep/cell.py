@@ -104,10 +104,10 @@ def answer_in_process(sender: Connection, cell: Cell, kind: Kind, device: str | 
 def out_of_memory_reason(profile: StepProfile) -> str:
     """Where the memory ran out, in one phrase."""
     assert profile.oom is not None
-    where, asked = f"out of memory in {profile.oom.phase}", profile.oom.requested_bytes
+    where, requested = f"out of memory in {profile.oom.phase}", profile.oom.requested_bytes
     if profile.source == "napkin":
         return f"{where}: the peak is {in_gib(profile.memory.peak_allocated_bytes)}"
-    return where if asked is None else f"{where}, asking for {in_gib(asked)}"
+    return where if requested is None else f"{where}, asking for {in_gib(requested)}"
 
 
 def _profile(kind: Kind, recipe: Recipe, hardware: str | None, device: str | None) -> StepProfile:

@@ -92,16 +92,16 @@ class Sweep(Fields):
     @property
     def answers(self) -> list[str]:
         """What the curves show, in sentences, after a warning where the cells cannot be compared."""
-        said = [curve.answer for curve in self.curves if curve.answer]
+        sentences = [curve.answer for curve in self.curves if curve.answer]
         devices = self.provenance.get("devices")
         if isinstance(devices, dict):
             named = cast("dict[str, Any]", devices)
             listed = "; ".join(f"{label} on {device}" for label, device in named.items())
-            said.insert(0, f"These cells were measured on different devices: {listed}.")
+            sentences.insert(0, f"These cells were measured on different devices: {listed}.")
         if best := self.best_for_memory():
             listed = "; ".join(f"{cell.label} ({in_gib(cell.peak_allocated_bytes)})" for cell in best)
-            said.append(f"None is faster with as little memory than, from the smallest: {listed}.")
-        return said
+            sentences.append(f"None is faster with as little memory than, from the smallest: {listed}.")
+        return sentences
 
     def best_for_memory(self) -> list[SweptCell]:
         """The Pareto front of a sweep over several fields: the cells than which no other is faster with as

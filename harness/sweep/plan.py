@@ -162,15 +162,15 @@ def _with_data_checked(cell: Cell, refusals: dict[Any, str | None]) -> Cell:
     """
     if cell.recipe is None:
         return cell
-    asked = tuple(getattr(cell.recipe, name) for name in sorted(ASKED_OF_DATA))
-    if asked not in refusals:
+    fields = tuple(getattr(cell.recipe, name) for name in sorted(ASKED_OF_DATA))
+    if fields not in refusals:
         try:
             check_data(cell.recipe)
-            refusals[asked] = None
+            refusals[fields] = None
         except InputError as error:
             if not ASKED_OF_DATA & cell.changes.keys():
                 raise
-            refusals[asked] = str(error).removesuffix(".")
-    if refusals[asked] is None:
+            refusals[fields] = str(error).removesuffix(".")
+    if refusals[fields] is None:
         return cell
-    return Cell(cell.changes, None, cell.hardware, refusals[asked])
+    return Cell(cell.changes, None, cell.hardware, refusals[fields])

@@ -195,12 +195,12 @@ def main() -> None:
     with os.fdopen(os.dup(0), "rb") as lines:
         jobs = [Job.from_json(line) for line in iter(lines.readline, b"\n") if line.strip()]
     if hasattr(os, "nice"):
-        os.nice(10)  # a processor that both want is the run's, whose times are measured
-    said = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not for people
+        os.nice(10)  # the run, whose times are measured, comes first where processors are few
+    sentences = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not for the user
 
     def say(words: str) -> None:
-        print(words, file=said, flush=True)
+        print(words, file=sentences, flush=True)
 
     over = threading.Event()
     threading.Thread(target=_until_the_end, args=(over,), daemon=True).start()

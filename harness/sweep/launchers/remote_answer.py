@@ -61,15 +61,15 @@ def answered(task: Assignment) -> str:
     if Path(task.working_folder).is_dir():
         os.chdir(task.working_folder)
     quiet_libraries()
-    asked = task.question
-    assert asked.cell.recipe is not None
+    question = task.question
+    assert question.cell.recipe is not None
     difference = _difference(task)
     if difference is None:
-        outcome = answer(asked.kind, asked.cell.recipe, asked.cell.hardware, asked.device)
+        outcome = answer(question.kind, question.cell.recipe, question.cell.hardware, question.device)
     else:
         outcome = Outcome("failed", difference)
     if task.keep_in is not None:
-        write_outcome(Path(task.keep_in), asked.key, asked.cell, outcome)
+        write_outcome(Path(task.keep_in), question.key, question.cell, outcome)
     return json.dumps(outcome.as_json())
 
 
@@ -81,8 +81,8 @@ def read_answer(text: str, origin: str) -> Outcome:
 def _difference(task: Assignment) -> str | None:
     """Why this machine's answer would not be the one that is asked for, in a sentence; None if it would
     be."""
-    asked = task.question
-    here = cell_facts(asked.cell, asked.kind, asked.device, task.machine)
+    question = task.question
+    here = cell_facts(question.cell, question.kind, question.device, task.machine)
     different: list[str] = []
     for name, there in task.facts.items():
         if here[name] == there or (name == "model" and None in (here[name], there)):
