@@ -216,8 +216,7 @@ def restore(saved: Saved, recipe: Recipe, training: Training, batches: Batches, 
 
 @contextmanager
 def _fitting(path: Path) -> Iterator[Path]:
-    """Inside, what `path` holds is put into what the recipe builds; InputError names it if they do not
-    fit."""
+    """Inside, `path`'s content is put into what the recipe builds; InputError names it if they do not fit."""
     try:
         yield path
     except MISFITS as error:

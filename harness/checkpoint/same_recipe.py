@@ -14,8 +14,7 @@ from harness.recipe import Recipe, fields_that_change, shown
 MAY_CHANGE = fields_that_change("run")
 """Recipe fields that do not affect a step's values. All others must be as they were."""
 OF_THE_MESH = ("dp_replicate", "dp_shard", "tp", "micro_batch_size", "gradient_accumulation_steps")
-"""Fields that may change too on several ranks: the number of ranks, and how a step's rows are spread on
-them."""
+"""On several ranks these may change too: the number of ranks, and how a step's rows are spread on them."""
 
 
 class SavedState(BaseModel):

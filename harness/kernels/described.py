@@ -125,8 +125,6 @@ def _value(described: Any) -> Any:
 
 
 def _tensor(described: dict[str, Any]) -> Tensor:
-    """A shape-only tensor for one of the device, and for one of the host, which kernels read too (in unified
-    memory).
-    """
+    """A shape-only tensor for one of the device or of the host, which kernels read too (unified memory)."""
     dtype = getattr(torch, described["dtype"].lower(), torch.uint8)  # C++ says BFloat16, and Char of a byte
     return torch.empty_strided(described["sizes"], described["strides"], dtype=dtype, device="meta")

@@ -22,8 +22,7 @@ Interval = tuple[float, float]
 
 
 class Communication:
-    """A LoopObserver (training/loop.py) of one step, and a context around it, after which `seconds` is
-    known."""
+    """A LoopObserver (training/loop.py) of one step, and the context around it that sets `seconds`."""
 
     def __init__(self) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU])

@@ -145,8 +145,7 @@ class CpuObserver(DeviceObserver):
         self._recording.label(self._tracker.key_of(weight.grad), "gradients")
 
     def _adopt(self) -> None:
-        """Follow what was made in steps that were not followed and is kept, and label everything that
-        stays."""
+        """Follow and label what stays, even if it was made in steps that were not followed."""
         if self._training is None:  # out of memory in setup
             return
         for category, tensor in labelled_tensors(self._training):
@@ -187,8 +186,7 @@ class _RealTensors(StorageTracker):
             _push_mode(mode)
 
     def follows(self, storage: torch.UntypedStorage) -> bool:
-        """Not those of shape-only tensors, which libraries make while they build a model: they take no
-        memory."""
+        """Not those of shape-only tensors, which take no memory and which libraries make to build models."""
         return storage.device.type != "meta"
 
 

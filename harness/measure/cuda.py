@@ -291,9 +291,7 @@ class CudaObserver(DeviceObserver):
             self._note_highest(name)
 
     def _note_highest(self, phase: str) -> int:
-        """Note a training step's peaks, by the counters since their last reset. Returns the bytes allocated
-        now.
-        """
+        """Note a training step's peaks since the counters' last reset. Returns the bytes allocated now."""
         counted = self._memory.counted()
         self._highest = max(self._highest, (counted.allocated_peak, phase), key=itemgetter(0))
         self._highest_recorded = max(

@@ -60,8 +60,7 @@ class DeviceMemory:
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def snapshot(self) -> dict[str, Any]:
-        """The segments now, and the history since `record(True)`, as torch.cuda.memory._snapshot gives
-        them."""
+        """The segments now and the history since `record(True)`, as torch.cuda.memory._snapshot has them."""
         snapshot: Any = torch.cuda.memory._snapshot()
         return snapshot
 
@@ -217,8 +216,7 @@ def _between() -> _Between:
 
 
 def _replaced(place: Any, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace `name` in `place` by `ours`. Returns the original; `ours` where a release has no such
-    function."""
+    """Replace `place`'s `name` by `ours`. Returns the original, or `ours` where a release has none."""
     original = getattr(place, name, None)
     if original is None:
         return ours

@@ -1,5 +1,4 @@
-"""Finds out what this machine can do: its devices and packages, and every toggle of a recipe, by trying
-it."""
+"""Finds out what this machine can do: its devices and packages, and every toggle of a recipe by trying it."""
 
 import json
 import math

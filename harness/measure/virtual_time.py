@@ -1,6 +1,4 @@
-"""Gives a memory trace the times of a virtual GPU's clock, instead of those of the host, which computed
-nothing.
-"""
+"""Gives a memory trace the times of a virtual GPU's clock, since the host computed nothing."""
 
 import time
 from collections import deque
@@ -21,8 +19,7 @@ class VirtualTime:
         self._marks: deque[tuple[int, int]] = deque(maxlen=MOST_MARKS)
 
     def mark(self) -> int | None:
-        """Read both clocks now, where a phase begins or ends. Returns the device's, in us; None on a real
-        one."""
+        """Read both clocks, at a phase's begin or end. Returns the device's, in us; None on a real device."""
         if not has_clock():
             return None
         self._marks.append((time.time_ns() // 1000, device_worked_us(self._index)))

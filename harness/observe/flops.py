@@ -1,5 +1,4 @@
-"""Counts the FLOPs of the operators that run, by phase, with torch.utils.flop_counter's formulas and our
-own."""
+"""Counts FLOPs of the operators that run, by phase, with torch.utils.flop_counter's formulas and our own."""
 
 import re
 from collections import defaultdict

@@ -1,5 +1,4 @@
-"""Finds what memory ran out for: the requesting line of the model or program, and a tensor there of that
-size."""
+"""Finds what memory ran out for: the requesting line of the model or program, and a tensor of that size."""
 
 import re
 import traceback
@@ -49,8 +48,7 @@ def failed_request(error: BaseException, requested_bytes: int | None) -> dict[st
 
 
 def _as_large(variables: Mapping[str, Any], requested_bytes: int) -> Iterator[str]:
-    """Words for each of a frame's variables with so many bytes: the output of its Linear, or a tensor, in any
-    dtype."""
+    """Words for what has so many bytes in a frame: the output of its Linear, or a tensor in any dtype."""
     module, given = variables.get("self"), variables.get("input")
     if isinstance(module, torch.nn.Linear) and isinstance(given, torch.Tensor):
         shape = [*given.shape[:-1], module.out_features]

@@ -51,8 +51,7 @@ def owned_tensors(training: Owner) -> Iterator[tuple[str, Tensor]]:
 
 
 def module_paths(training: Owner) -> dict[int, str]:
-    """The module path of each tensor of `owned_tensors`, by the tensor's id. A shared weight has the first of
-    its paths."""
+    """The module path of each tensor of `owned_tensors`, by the tensor's id; the first of a shared weight."""
     paths: dict[int, str] = {}
     for path, tensor in owned_tensors(training):
         paths.setdefault(id(tensor), path)

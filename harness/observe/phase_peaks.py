@@ -1,5 +1,4 @@
-"""Keeps the peaks that a profile has: of setup, of the first step, and of each phase of the recorded
-steps."""
+"""Keeps the peaks that a profile has: of setup, of the first step, and of each phase of recorded steps."""
 
 from collections.abc import Sequence
 

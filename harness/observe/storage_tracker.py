@@ -73,8 +73,7 @@ class StorageTracker(TorchDispatchMode):
         torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
 
     def push(self) -> None:
-        """Become active as a dispatch mode. A measurement on the CPU overrides the place among other
-        modes."""
+        """Become active as a dispatch mode. A measurement on the CPU overrides its place among modes."""
         super().__enter__()
 
     def pop(self, *exception: Any) -> None:

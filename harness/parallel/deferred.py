@@ -126,8 +126,7 @@ class Deferred(TorchDispatchMode):
         func(*args, **self._placed(kwargs))
 
     def knows(self, model: nn.Module) -> bool:
-        """Whether the tape can make all tensors of `model`: a model's own code may do what no operator
-        shows."""
+        """Whether the tape can make all of `model`'s tensors: its own code may do what no operator shows."""
         read = {key for _, reads, _ in self._tape for key in reads}
         held = {_key(tensor) for tensor in _shapes([*model.parameters(), *model.buffers()])}
         return read | held <= self._writers.keys() and not self.left_out
@@ -279,14 +278,12 @@ def _shapes(values: Any) -> list[Tensor]:
 
 
 def _key(tensor: Tensor) -> int:
-    """The identity of the tensor's storage. The tape keeps its tensors, so that no other storage gets the
-    same."""
+    """The identity of a tensor's storage. The tape keeps its tensors, so that no other storage gets it."""
     return tensor.untyped_storage()._cdata
 
 
 def _view(whole: Tensor, shape: Tensor) -> Tensor:
-    """A view of `whole` with the dtype and geometry of `shape`: the part that `shape` is of its own
-    storage."""
+    """A view of `whole` with `shape`'s dtype and geometry: the part that `shape` is of its storage."""
     geometry = tuple(shape.shape), shape.stride(), shape.storage_offset()
     if whole.dtype == shape.dtype and geometry == (
         tuple(whole.shape),

@@ -61,6 +61,5 @@ def summed_at_the_end(recipe: Recipe, model: nn.Module) -> Summing:
 
 
 def _data_mesh(recipe: Recipe, mesh: DeviceMesh) -> DeviceMesh:
-    """The dimension of the mesh that FSDP2 divides over; two where each part has replicas (hybrid
-    sharding)."""
+    """The mesh's dimension that FSDP2 divides over; two if each part has replicas (hybrid sharding)."""
     return mesh["dp_replicate", "dp_shard"] if recipe.dp_replicate > 1 else mesh["dp_shard"]

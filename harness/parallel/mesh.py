@@ -17,8 +17,7 @@ from harness.recipe import Recipe
 # PyTorch 2.13's name for all_gather_into_tensor, which then warns
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 DIMENSIONS = ("dp_replicate", "dp_shard", "tp")
-"""The mesh's dimensions. The last changes fastest with the rank: the ranks of one machine share layers
-first."""
+"""The mesh's dimensions, the fastest last: the ranks of one machine share layers first."""
 
 
 @dataclass(frozen=True)

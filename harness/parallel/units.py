@@ -76,8 +76,7 @@ def _precision(recipe: Recipe) -> MixedPrecisionPolicy:
 
 
 Unit = nn.Module | list[nn.Module]
-"""A module, or modules that one `fully_shard` call covers. Layouts yield each with whether it stays
-gathered."""
+"""A module, or modules that one `fully_shard` covers. Layouts yield each with whether it stays gathered."""
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[Unit, bool]]:

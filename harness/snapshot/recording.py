@@ -96,8 +96,7 @@ _CATEGORY_OF_PROFILER = {
     "autograd_detail": "other",
     "unknown": "other",
 }
-"""Our category by torch.profiler's (torch/profiler/_memory_profiler.py), as _memory_viz.profile_plot writes
-that."""
+"""Our category by torch.profiler's (profiler/_memory_profiler.py), which _memory_viz.profile_plot writes."""
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,7 @@ KERNELS = {
     "copy": "copies",
     "idle": "device idle",
 }
-"""The words for those classes of kernels, and other parts of a step's time, that are not shown by their
-name."""
+"""The words for classes of kernels and other parts of a step's time that are not shown by their name."""
 SMALL_SHARE = 0.02
 """A share of the device's time: classes with less are shown together, as the rest."""
 SMALL_CHANGE = 0.05

@@ -63,8 +63,7 @@ class Outcome:
 
 
 def answer(kind: Kind, recipe: Recipe, hardware: str | None, device: str | None = None) -> Outcome:
-    """The answer about `recipe`: napkin and simulation for the table's `hardware`, measurement on
-    `device`."""
+    """The answer about `recipe`: by napkin or simulation for `hardware`, or measured on `device`."""
     begun = time.perf_counter()
     try:
         profile = _profile(kind, recipe, hardware, device)

@@ -151,8 +151,7 @@ def _tokens(point: Point) -> float:
 
 
 def _throughput(curve: Curve) -> str:
-    """For example: 2x seq_len gives 1.30x throughput (1 → 2), 2x gives 1.02x (16 → 32): compute bound from
-    8."""
+    """For example: 2x seq_len gives 1.30x throughput (1 → 2), 2x gives 1.02x (16 → 32): compute bound."""
     known = [p for p in curve.points if p.tokens_per_s]
     if len(known) < 2:
         return ""

@@ -38,8 +38,7 @@ class SweptCell(Fields):
     """Memory of the device."""
     step_s: Quantity | None = None
     step_from_s: Quantity | None = None
-    """10th percentile of `step_s`: over a measurement's steps; of an estimate, by the error of such
-    estimates."""
+    """10th percentile of `step_s`: over a measurement's steps, or by the error of such estimates."""
     step_to_s: Quantity | None = None
     """90th percentile."""
     tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)

@@ -39,8 +39,7 @@ def sweep_html(sweep: Sweep, home: str | None = None) -> str:
 
 
 def _plane(sweep: Sweep) -> dict[str, Any]:
-    """What the scripts draw for memory against speed: every cell of which both are known; the others in
-    words."""
+    """What the scripts draw for memory against speed: the cells that have both; the others in words."""
     known = [cell for cell in sweep.cells if cell.status == "ok" and cell.peak_allocated_bytes]
     cells: list[dict[str, Any]] = [
         {
@@ -70,9 +69,7 @@ def _plane(sweep: Sweep) -> dict[str, Any]:
 
 
 def _categories(sweep: Sweep) -> dict[str, Any]:
-    """What the scripts draw for each cell's peak by category; at the end of a bar is the whole, or how it
-    ended.
-    """
+    """What the scripts draw for each cell's peak by category, with the sum or how it ended behind the bar."""
     held = [cell.at_peak if cell.status == "ok" else None for cell in sweep.cells]
     return {
         "rows": [cell.label for cell in sweep.cells],

@@ -28,8 +28,7 @@ LONGEST_REASON = 400
 
 
 class Log:
-    """Reads the lines of a log.jsonl as they are added, each step's once, even if a resumed run writes it
-    anew."""
+    """Reads a log.jsonl's lines as they are added, each step's once, even if a resumed run writes it anew."""
 
     def __init__(self, path: Path, passed_over: int | None) -> None:
         """`passed_over`: the inode of a log of before the run, which is ignored (`Job.passed_over`)."""
@@ -40,9 +39,7 @@ class Log:
         self._last_step = -1
 
     def more(self) -> Iterator[dict[str, Any]]:
-        """The steps that were added since the last call; a line that is still being written is left for the
-        next.
-        """
+        """The steps added since the last call; a line that is still being written is left for the next."""
         try:
             with self.path.open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -68,8 +65,7 @@ class Follower:
         self.job, self._say = job, say
         self.tracker: OpenTracker | None = None
         self.failed, self.missed, self.reason = 0, 0, ""
-        """Steps that the tracker did not take: how many in a row just now, how many in all, and why the
-        last."""
+        """Steps that the tracker did not take: how many just now in a row, how many in all, and why."""
 
     def say(self, what: str) -> None:
         """Say a sentence about this tracker to the user."""
@@ -190,8 +186,7 @@ def _kept_files(folder: Path, made: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Read the jobs and report them: a run that is at work is followed, runs that are over are told at
-    once."""
+    """Read and report the jobs: a run at work is followed, runs that are over are reported at once."""
     with os.fdopen(os.dup(0), "rb") as lines:
         jobs = [Job.from_json(line) for line in iter(lines.readline, b"\n") if line.strip()]
     if hasattr(os, "nice"):

@@ -1,5 +1,4 @@
-"""What is reported to a tracker: a recipe as its configuration, a log's lines and a profile as named
-numbers."""
+"""What is reported to a tracker: a recipe as configuration, a log's lines and a profile as named numbers."""
 
 import json
 from collections.abc import Mapping
@@ -72,8 +71,7 @@ def step_values(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def profile_values(profile: StepProfile) -> dict[str, float]:
-    """The numbers of a profile: at_peak/<category>_bytes, phase/<phase>/..., and profile/... of the whole
-    step."""
+    """A profile's numbers: at_peak/<category>_bytes, phase/<phase>/..., and profile/... of the whole step."""
     memory, step = profile.memory, profile.step
     known: dict[str, float | None] = {
         "profile/peak_allocated_bytes": memory.peak_allocated_bytes,

@@ -99,9 +99,7 @@ class OpenTracker:
 
 
 def _arguments(job: Job) -> tuple[str, ...]:
-    """The positional arguments of the tracker: the project, or for trackers that know runs alone, name and
-    folder.
-    """
+    """The tracker's positional arguments: the project, or where runs have none, the run's name and folder."""
     match job.tracker:
         case "tensorboard":
             return job.name.replace("/", "_"), str(Path(job.folder, "tensorboard"))
@@ -116,8 +114,7 @@ def _arguments(job: Job) -> tuple[str, ...]:
 
 
 def _options(job: Job) -> dict[str, Any]:
-    """The named arguments: the run's name, and a place for files in the run folder where the user chose
-    none."""
+    """The named arguments: the run's name, and a place in the run folder for files if the user chose none."""
     match job.tracker:
         case "wandb":
             folder = os.environ.get("WANDB_DIR", job.folder)

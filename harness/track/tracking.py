@@ -1,5 +1,4 @@
-"""The run's side of tracking: it starts a process for each tracker, passes on its sentences, and waits for
-it."""
+"""The run's side of tracking: it starts a process per tracker, passes on its sentences, and waits for it."""
 
 import os
 import subprocess

@@ -10,8 +10,7 @@ from harness.sweep.cell import Outcome
 from harness.sweep.plan import Cell, Kind
 
 TRIES = 3
-"""How often a cell is asked about whose answer is lost. If it is lost every time, it is the cell's own
-fault."""
+"""How often a cell is started whose answer is lost. If it always is, the fault is the cell's own."""
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,7 @@ def read_answer(text: str, origin: str) -> Outcome:
 
 
 def _difference(task: Assignment) -> str | None:
-    """Why this machine's answer would not be the one that is asked for, in a sentence; None if it would
-    be."""
+    """Why this machine's answer would be to another question, in a sentence; None if it would not."""
     question = task.question
     here = cell_facts(question.cell, question.kind, question.device, task.machine)
     different: list[str] = []
