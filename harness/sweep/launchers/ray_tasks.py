@@ -42,9 +42,8 @@ class RayTasks:
         try:
             # the worker ends after one call, so that a cell leaves nothing in memory to the next one
             remote = self._ray.remote(max_calls=1, max_retries=0)(answered)
-            self._task = (
-                remote.options(num_gpus=int(on_gpu), **options) if on_gpu else remote.options(**options)
-            )
+            gpu = {"num_gpus": 1} if on_gpu else {}
+            self._task = remote.options(**gpu, **options)
         except (ValueError, TypeError) as error:
             raise InputError(f"--launcher ray does not take its options: {error}") from None
         self._joined = not self._ray.is_initialized()
