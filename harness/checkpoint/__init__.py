@@ -1,3 +1,3 @@
-"""What a longer run saves to go on from, and how it goes on."""
+"""Saves what a longer run needs to go on after an interruption, and restores it."""
 
 from harness.checkpoint.checkpoint import NotFiniteWeights, Saved, read, restore, save

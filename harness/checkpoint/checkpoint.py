@@ -34,20 +34,20 @@ from harness.system import installed_versions, read_whole
 from harness.training import Batches, Training, on_host, restore_state
 
 SAMPLED = 256
-"""Elements of each frozen tensor that are compared, evenly spaced."""
+"""How many elements of each frozen tensor are compared, evenly spaced."""
 STATE = "state.json"
 MAX_STATE_BYTES = 2**28
-"""It holds every loss of the run."""
+"""The largest state.json: it holds every loss of the run."""
 TENSORS = "state.safetensors"
 TENSORS_OF_RANK_0 = "rank-0.state"
-"""A safetensors file too, under a name that torch.distributed.checkpoint takes for none of its own."""
+"""A safetensors file too, with a name that torch.distributed.checkpoint does not take for one of its own."""
 DIVIDED = "divided"
-"""In place of a digest of the frozen weights: no rank has them whole."""
+"""Stands for the digest of the frozen weights where no rank has them whole."""
 MISFITS = (
     *(KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError, AssertionError),
     *(RuntimeError, OSError, SafetensorError, InputError),
 )
-"""What torch, numpy and safetensors raise for values that are not of their making."""
+"""What torch, numpy and safetensors raise for values that they did not write."""
 
 
 class NotFiniteWeights(Exception):
@@ -74,14 +74,14 @@ def save(
     losses: list[float | None],
     device: torch.device,
 ) -> Path:
-    """Write the checkpoint after `len(losses)` steps into `folder`; returns its path.
+    """Write the checkpoint after `len(losses)` steps into `folder`. Returns its path.
 
-    Raises NotFiniteWeights instead of writing weights from which nothing can go on, and InputError for a
-    disk that is full.
+    Raises NotFiniteWeights, and writes nothing, where no run could go on from the weights, and InputError for
+    a disk that is full.
     """
     if training.ranks.mesh is not None:
         return _save_of_ranks(folder, recipe, training, batches, losses, device)
-    # copied first: to look for nan on the device would take memory there
+    # copied first: looking for nan on the device would take memory there
     trained = {name: _on_cpu(weight) for name, weight in _trained(training.model).items()}
     wrong = [name for name, weight in trained.items() if not bool(weight.isfinite().all())]
     if wrong:
@@ -120,7 +120,7 @@ def _save_of_ranks(
     losses: list[float | None],
     device: torch.device,
 ) -> Path:
-    """Of several: buffers are constants, and every rank's random numbers are those of rank 0."""
+    """`save` on several ranks. Buffers are constants, and every rank's random numbers are those of rank 0."""
     here = (name for name, weight in _trained(training.model).items() if not _is_finite_here(weight))
     wrong = agreed(list(here))
     if wrong:
@@ -149,8 +149,8 @@ def _restore_of_ranks(saved: Saved, training: Training, batches: Batches, device
 
 
 def _is_finite_here(weight: Tensor) -> bool:
-    """Of this rank's part."""
-    from torch.distributed.tensor import DTensor  # a second, which one process need not wait for
+    """Whether this rank's part of `weight` is finite."""
+    from torch.distributed.tensor import DTensor  # takes a second, which one process need not wait for
 
     return bool(_on_cpu(weight.to_local() if isinstance(weight, DTensor) else weight).isfinite().all())
 
@@ -193,7 +193,7 @@ def read(path: Path, recipe: Recipe) -> Saved:
 def restore(saved: Saved, recipe: Recipe, training: Training, batches: Batches, device: torch.device) -> None:
     """Put everything saved into what `set_up` (training/loop.py) has just built from the same recipe.
 
-    Raises InputError if the frozen weights are others than those the run began with.
+    Raises InputError if the frozen weights are not those that the run began with.
     """
     if training.ranks.mesh is not None:
         _restore_of_ranks(saved, training, batches, device)
@@ -216,7 +216,7 @@ def restore(saved: Saved, recipe: Recipe, training: Training, batches: Batches, 
 
 @contextmanager
 def _fitting(path: Path) -> Iterator[Path]:
-    """Where what `path` holds meets what the recipe builds: raises InputError naming it for a misfit."""
+    """Inside, `path`'s content is put into what the recipe builds; InputError names it if they do not fit."""
     try:
         yield path
     except MISFITS as error:
@@ -268,7 +268,7 @@ def _weights_file(recipe: Recipe) -> str:
 
 
 def _published_name(name: str, recipe: Recipe) -> str:
-    """As peft writes it: without the name of the adapter, which is `default`."""
+    """The name of a weight in the file, as peft writes it: without the adapter's name, which is `default`."""
     return name if recipe.trains_base else re.sub(r"\.default(?=\.|$)", "", name)
 
 
@@ -280,7 +280,7 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _random_state(device: torch.device) -> dict[str, Any]:
-    """The state of every generator that anything in a step may draw from."""
+    """The state of every random generator that a step may draw from."""
     name, keys, *rest = np.random.get_state()
     state: dict[str, Any] = {
         "cpu": torch.get_rng_state(),
@@ -304,17 +304,15 @@ def _set_random_state(state: dict[str, Any], device: torch.device) -> None:
 def _frozen_sample(model: nn.Module) -> str:
     """A digest of SAMPLED elements of every frozen weight and of its quantization scales.
 
-    In no order, and what is there twice counts once: bitsandbytes moves its tensors around in the first
-    forward pass.
+    It does not depend on the tensors' order, and equal ones count once: bitsandbytes moves its tensors around
+    in the first forward pass.
     """
     others = {id(t) for t in [*_trained(model).values(), *model.buffers()]}
     digests = set()
     for tensor in model_tensors(model):
         if id(tensor) not in others:
             flat = tensor.detach().reshape(-1)
-            some = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].cpu().contiguous()
-            what = (
-                f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + some.view(torch.uint8).numpy().tobytes()
-            )
-            digests.add(hashlib.sha256(what).digest())
+            sample = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].cpu().contiguous()
+            content = sample.view(torch.uint8).numpy().tobytes()
+            digests.add(hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + content).digest())
     return hashlib.sha256(b"".join(sorted(digests))).hexdigest()

@@ -1,8 +1,8 @@
 """Checkpoints of several ranks: each writes its own part, and any number of ranks reads them.
 
 torch.distributed.checkpoint writes and reads the parts, in safetensors: like all files of a checkpoint they
-run nothing when they are read. Beside them lie the same state.json and recipe.yaml as of one process, and a
-manifest of all; the folder appears whole or not at all. All ranks see one file system.
+run nothing when they are read. In the same folder are state.json and recipe.yaml, as for one process, and a
+manifest of all files; the folder appears whole or not at all. All ranks must see one file system.
 """
 
 from collections.abc import Callable
@@ -19,32 +19,33 @@ from harness.training import Training
 
 
 def write_together(folder: Path, steps_done: int, training: Training, write: Callable[[Path], None]) -> Path:
-    """Make `folder`/step-N of the parts of all ranks and of what rank 0 writes by `write`.
+    """Make `folder`/step-N with the parts of all ranks and the files that rank 0 writes by `write`. Returns
+    its path, on every rank.
 
     Raises InputError on every rank if rank 0 cannot make it.
     """
     tensors = _divided(training)
-    told: list[Any] = [None]
+    path: list[Any] = [None]  # broadcast by rank 0: first where to write, then what was made; None: it failed
 
     def parts(beside: Path) -> None:
-        told[0] = str(beside)
-        dist.broadcast_object_list(told)
+        path[0] = str(beside)
+        dist.broadcast_object_list(path)
         _save(tensors, beside)
         write(beside)
 
     if dist.get_rank():
-        dist.broadcast_object_list(told)
-        if told[0] is not None:
-            _save(tensors, Path(told[0]))
-        dist.broadcast_object_list(told)
-        if told[0] is None:
+        dist.broadcast_object_list(path)
+        if path[0] is not None:
+            _save(tensors, Path(path[0]))
+        dist.broadcast_object_list(path)
+        if path[0] is None:
             raise InputError(f"rank 0 could not write the checkpoint of step {steps_done}; it says why.")
-        return Path(told[0])
+        return Path(path[0])
     try:
         made = write_checkpoint(folder, steps_done, parts)
     except InputError:
-        if told[0] is None:  # it failed before the others were told where
-            dist.broadcast_object_list(told)
+        if path[0] is None:  # it failed before the other ranks knew where to write
+            dist.broadcast_object_list(path)
         dist.broadcast_object_list([None])
         raise
     dist.broadcast_object_list([str(made)])
@@ -59,12 +60,12 @@ def read_together(path: Path, training: Training) -> None:
     _make_optimizer_state(training)
     tensors = _divided(training)
     load(tensors, storage_reader=HuggingFaceStorageReader(str(path)))
-    if training.optimizer.state:  # what was loaded is a copy where it was no tensor of two dimensions
-        _take(training, tensors)
+    if training.optimizer.state:  # a reshaped scalar may be a copy, and so not the optimizer's own
+        _take_scalars(training, tensors)
 
 
 def agreed(wrong: list[str]) -> list[str]:
-    """What any rank found wrong, on all of them."""
+    """The names that any rank found `wrong`, on every rank."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, wrong)
     return list(dict.fromkeys(name for names in found for name in names))
@@ -78,7 +79,7 @@ def _save(tensors: dict[str, Tensor], beside: Path) -> None:
 
 
 def _divided(training: Training) -> dict[str, Any]:
-    """By name: the trained weights, the optimizer's copies of them, and its state for each."""
+    """This rank's parts, by name, of the trained weights, the optimizer's copies of them, and its state."""
     tensors: dict[str, Any] = {}
     for name, weight, stepped in _stepped(training):
         tensors[f"weights.{name}"] = weight.detach()
@@ -86,12 +87,13 @@ def _divided(training: Training) -> dict[str, Any]:
             tensors[f"copies.{name}"] = stepped.detach()
         for key, value in training.optimizer.state.get(stepped, {}).items():
             if isinstance(value, Tensor):
-                # safetensors keeps a part by its place along dimensions: a scalar gets one
+                # safetensors describes a part by its place along dimensions: a scalar is given one dimension
                 tensors[f"optimizer.{name}.{key}"] = value.reshape(1) if not value.dim() else value
     return tensors
 
 
-def _take(training: Training, tensors: dict[str, Any]) -> None:
+def _take_scalars(training: Training, tensors: dict[str, Any]) -> None:
+    """Copy the optimizer's scalars, which `_divided` reshaped, from `tensors` into the training."""
     with torch.no_grad():
         for name, _, stepped in _stepped(training):
             for key, value in training.optimizer.state[stepped].items():
@@ -100,14 +102,14 @@ def _take(training: Training, tensors: dict[str, Any]) -> None:
 
 
 def _stepped(training: Training) -> list[tuple[str, Tensor, Tensor]]:
-    """(name, trained weight, what the optimizer steps for it)."""
+    """(name, trained weight, the tensor that the optimizer steps for it: itself or a copy) of each weight."""
     trained = [(name, weight) for name, weight in training.model.named_parameters() if weight.requires_grad]
     stepped = [weight for group in training.optimizer.param_groups for weight in group["params"]]
-    return [(name, weight, other) for (name, weight), other in zip(trained, stepped, strict=True)]
+    return [(name, weight, own) for (name, weight), own in zip(trained, stepped, strict=True)]
 
 
 def _make_optimizer_state(training: Training) -> None:
-    """One step without gradients' values and without a rate, which makes the state and moves no weight."""
+    """One step with zero gradients and a learning rate of 0, which makes the state and moves no weight."""
     groups = training.optimizer.param_groups
     rates = [group["lr"] for group in groups]
     for group in groups:

@@ -1,4 +1,4 @@
-"""What a checkpoint says about the run it is of, and whether a recipe is the run's own. Imports no torch."""
+"""What a checkpoint says about its run, and whether a recipe is the run's own. Imports no torch."""
 
 import hashlib
 import os
@@ -12,9 +12,9 @@ from harness.errors import InputError
 from harness.recipe import Recipe, fields_that_change, shown
 
 MAY_CHANGE = fields_that_change("run")
-"""Recipe fields that change nothing about a step's values. All others must be as they were."""
+"""Recipe fields that do not affect a step's values. All others must be as they were."""
 OF_THE_MESH = ("dp_replicate", "dp_shard", "tp", "micro_batch_size", "gradient_accumulation_steps")
-"""On several ranks these may change too: how many there are, and how a step's rows are spread on them."""
+"""On several ranks these may change too: the number of ranks, and how a step's rows are spread on them."""
 
 
 class SavedState(BaseModel):
@@ -24,18 +24,18 @@ class SavedState(BaseModel):
 
     steps_done: int = Field(ge=0)
     losses: list[float | None]
-    """Of each step done; null: not finite."""
+    """The loss of each step done; null where it was not finite."""
     data: dict[str, Any]
     """The position in the data (Batches.state)."""
     recipe: dict[str, Any]
     content: dict[str, str | None]
-    """`content_of` the recipe."""
+    """The `content_of` of the recipe."""
     frozen: str
     """A digest of a sample of the frozen weights."""
     versions: dict[str, str]
-    """Of the libraries that change values."""
+    """The versions of the libraries that affect values."""
     state: Any
-    """Optimizer, scaler, buffers and random numbers (checkpoint_tree)."""
+    """Optimizer, scaler, buffers and random numbers, as `take_apart` writes them (tree.py)."""
 
     @model_validator(mode="after")
     def _one_loss_a_step(self) -> "SavedState":
@@ -45,7 +45,7 @@ class SavedState(BaseModel):
 
 
 def content_of(recipe: Recipe) -> dict[str, str | None]:
-    """SHA-256 of the model's config and of the file that `data` names; None for what is not here.
+    """SHA-256 of the model's config and of the file that `data` names; None for one that is no local file.
 
     Their paths may change from machine to machine; what is in them may not.
     """

@@ -1,6 +1,7 @@
-"""A tree of dicts, lists, tensors and plain values as tensors by name and a JSON document. No pickle.
+"""Writes a tree of dicts, lists, tensors and plain values as named tensors and a JSON document, without
+pickle.
 
-This is what an optimizer's state_dict is made of. Reading it back runs nothing and imports nothing.
+An optimizer's state_dict is such a tree. Reading it back runs nothing and imports nothing.
 """
 
 import math
@@ -13,23 +14,23 @@ PLAIN = (str, int, bool, type(None))
 
 
 def take_apart(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """`tree` with every tensor replaced by its name, fit for JSON; and the tensors, on the CPU.
+    """`tree` as a document for JSON, with a name in the place of every tensor; and the tensors, on the CPU.
 
-    A tensor that is in several places (bitsandbytes' code table) is there once. Raises TypeError for a
-    value that is neither plain, nor a tensor, nor a dict, list or tuple of such.
+    A tensor that is in several places (bitsandbytes' code table) is kept once. Raises TypeError for a value
+    that is neither plain, nor a tensor, nor a dict, list or tuple of such.
     """
     tensors: dict[str, Tensor] = {}
     names: dict[tuple[Any, ...], str] = {}
     storages: set[int] = set()
 
     def alone(tensor: Tensor) -> Tensor:
-        """On the CPU, with a storage of its own, as safetensors wants it."""
-        there = tensor.detach().cpu().contiguous()
-        storage = there.untyped_storage()
-        if storage.nbytes() != there.nbytes or storage.data_ptr() in storages:
-            there = there.clone()
-        storages.add(there.untyped_storage().data_ptr())
-        return there
+        """The tensor on the CPU, with a storage of its own, as safetensors requires it."""
+        on_cpu = tensor.detach().cpu().contiguous()
+        storage = on_cpu.untyped_storage()
+        if storage.nbytes() != on_cpu.nbytes or storage.data_ptr() in storages:
+            on_cpu = on_cpu.clone()
+        storages.add(on_cpu.untyped_storage().data_ptr())
+        return on_cpu
 
     def apart(value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
@@ -55,7 +56,7 @@ def take_apart(tree: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def put_together(document: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `take_apart` was given. Raises ValueError or KeyError for what it did not write."""
+    """The tree that `take_apart` was given. Raises ValueError or KeyError for anything it did not write."""
     if not isinstance(document, dict):
         if isinstance(document, (*PLAIN, float)):
             return document

@@ -141,8 +141,8 @@ def attention(
 
 
 def memory(hardware: Hardware, kind: str, bytes_moved: float, launches: int = 1) -> float:
-    """Seconds of `launches` kernels that memory limits, which move `bytes_moved` together. `kind`: a name of
-    LIKE or one that it maps to (kernel_time/memory_kernels.py)."""
+    """Seconds of `launches` kernels that memory limits, which move `bytes_moved` in all. `kind`: see LIKE
+    (kernel_time/memory_kernels.py)."""
     calibration = hardware.calibration
     if calibration.memory_fraction is not None:
         return bytes_moved / _flat_bandwidth(hardware)
@@ -206,9 +206,7 @@ def transfer(hardware: Hardware, size_bytes: float) -> float:
 
 
 def range_of(hardware: Hardware, kind: KernelKind) -> Spread:
-    """Factors on the seconds of a kind for their range: the 10th and 90th percentile of measured over
-    estimated.
-    """
+    """The range as factors on seconds: the 10th and 90th percentile of measured over estimated."""
     return spread(hardware.name, hardware.datasheet.compute_capability, kind)
 
 

@@ -21,8 +21,7 @@ SAME_CHIP = {"a100-40gb": "a100-80gb", "h200": "h100", "v100-32gb": "v100-16gb"}
 
 @dataclass(frozen=True)
 class Spread:
-    """Measured over estimated seconds: the 10th and 90th percentile of the kernels that the fit did not
-    use."""
+    """Measured over estimated seconds: 10th and 90th percentile of kernels that the fit did not use."""
 
     low: float
     high: float
@@ -195,8 +194,7 @@ def _measured(kernels: Mapping[str, Any], kernel: str, direction: str) -> Mappin
 def _scaled(
     size: str, base_here: Mapping[str, float], base_there: Mapping[str, Any], there: Mapping[str, Any]
 ) -> Mapping[str, float]:
-    """`there` with its rate times that of `base_here` over that of `base_there`, at the nearest head
-    sizes."""
+    """`there` with its rate times `base_here`'s over `base_there`'s, at the nearest head sizes."""
 
     def nearest(sizes: Mapping[str, Any]) -> Mapping[str, float]:
         return sizes[min(sizes, key=lambda known: abs(int(known) - int(size)))]

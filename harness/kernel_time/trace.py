@@ -72,8 +72,8 @@ class Seen:
         if self.kind == "attention":
             kernel, direction, _ = ATTENTION[self.name]
             batch, heads, query, keys, head_dim = self.shape
-            asked = (hardware, kernel, direction, batch, heads, query, keys, head_dim)
-            return attention(*asked, causal=self.causal, dtype=self.dtype)
+            arguments = (hardware, kernel, direction, batch, heads, query, keys, head_dim)
+            return attention(*arguments, causal=self.causal, dtype=self.dtype)
         return memory(hardware, "elementwise", self.shape[0])
 
 
@@ -183,9 +183,7 @@ def _shape(name: str, shapes: Sequence[Any], types: Sequence[Any]) -> tuple[int,
 
 
 def _causal(name: str, given: Mapping[str, Any]) -> bool:
-    """The operator's `is_causal`, if the profiler wrote its concrete inputs; else true, as in a language
-    model.
-    """
+    """The operator's `is_causal` where the profiler wrote its inputs; else true, as in language models."""
     inputs = given.get("Concrete Inputs")
     if name in ATTENTION and is_array(inputs):
         flags = [text for text in inputs if text in ("True", "False")]

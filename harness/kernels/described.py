@@ -81,8 +81,8 @@ class Described:
         if kind == "collective":
             name, size_bytes, ranks = rest.split()
             together = min(int(ranks), self.gpus_per_node)
-            asked = self.hardware, name, float(size_bytes), int(ranks), together
-            return Estimate(collective(*asked, network=NETWORK.value), "collective", 0, False)
+            arguments = self.hardware, name, float(size_bytes), int(ranks), together
+            return Estimate(collective(*arguments, network=NETWORK.value), "collective", 0, False)
         return Estimate(self.bare_s, "unknown", 0, True)
 
 
@@ -125,8 +125,6 @@ def _value(described: Any) -> Any:
 
 
 def _tensor(described: dict[str, Any]) -> Tensor:
-    """A shape-only tensor for one of the device, and for one of the host, which kernels read too (in unified
-    memory).
-    """
+    """A shape-only tensor for one of the device or of the host, which kernels read too (unified memory)."""
     dtype = getattr(torch, described["dtype"].lower(), torch.uint8)  # C++ says BFloat16, and Char of a byte
     return torch.empty_strided(described["sizes"], described["strides"], dtype=dtype, device="meta")

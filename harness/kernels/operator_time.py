@@ -146,8 +146,8 @@ def _attention_s(
         factor = 4 if direction == "forward" else 10
         length = keys = max(1, flops // max(1, factor * heads * head_dim * query.shape[0]))
         batch = max(1, query.shape[0] // length)
-    asked = (hardware, kernel, direction, batch, heads, length, keys, head_dim)
-    return attention(*asked, causal=causal, dtype=dtype, bytes_moved=moved)  # type: ignore[arg-type]
+    arguments = (hardware, kernel, direction, batch, heads, length, keys, head_dim)
+    return attention(*arguments, causal=causal, dtype=dtype, bytes_moved=moved)  # type: ignore[arg-type]
 
 
 def _by_name(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Operator:
 
 
 OPERATORS: dict[str, Operator] = {}
-"""By name. Filled as the files of kernels are imported, by `harness.kernels`."""
+"""The declared operators by name. It is filled when `harness.kernels` imports the files of kernels."""
 UNKNOWN = Operator()
 
 

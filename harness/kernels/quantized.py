@@ -38,8 +38,8 @@ def unasked_tables(operators: Iterable[str]) -> list[str]:
     if "bitsandbytes::gemm_4bit" not in operators or bitsandbytes_cuda() is not None:
         return []
     release = installed_version("bitsandbytes")
-    said = f"bitsandbytes {release} does not say which of its kernels multiplies by a 4-bit weight"
-    return [f"{said}: from {FEW_ROWS} rows on it is taken to be dequantized whole"]
+    silent = f"bitsandbytes {release} does not say which of its kernels multiplies by a 4-bit weight"
+    return [f"{silent}: from {FEW_ROWS} rows on it is taken to be dequantized whole"]
 
 
 @kernel("bitsandbytes::gemm_4bit")

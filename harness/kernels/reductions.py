@@ -48,8 +48,7 @@ class Dim:
 def reduce(
     script: Script, input: Tensor, dims: Dims, out_dtype: torch.dtype, kernel: Kernel, gpu: Gpu
 ) -> None:
-    """What one reduction of `input` over `dims` takes and frees, put into `script`; its output exists
-    already."""
+    """Put into `script` what a reduction of `input` over `dims` takes and frees; its output exists."""
     if input.numel() == 0:
         return
     iterator = iterator_dims(input, dims, out_dtype)

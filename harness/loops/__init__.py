@@ -1,6 +1,5 @@
-"""Other people's training loops, recorded as `harness run` records its own: hooks find steps and phases, or
-the loop's author names them. There is one recorder, with adapters for a command, a `with` block and two
-trainers.
+"""Records other people's training loops as `harness run` records its own. Hooks find steps and phases, or the
+loop's author names them. There is one recorder, with adapters for a command, a `with` block and two trainers.
 """
 # pyright: reportUnusedImport=false
 

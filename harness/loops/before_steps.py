@@ -1,6 +1,4 @@
-"""What a watched process that runs out of memory before its first step has on the device, and what is
-missing.
-"""
+"""Describes the memory of a watched process that runs out of it before its first step."""
 
 import gc
 from collections import Counter

@@ -113,8 +113,7 @@ class watch:
 
 
 def _all_of(given: _Item | Iterable[_Item], kind: type[_Item]) -> list[_Item]:
-    """One object or several of the class `kind`, as a list. Raises InputError for an object of another
-    class."""
+    """One object or several of class `kind`, as a list. Raises InputError for an object of another class."""
     several = [given] if isinstance(given, kind) or not isinstance(given, Iterable) else list(given)
     for each in several:
         if not isinstance(each, kind):

@@ -16,9 +16,7 @@ _Seen = TypeVar("_Seen")
 
 
 class Kept:
-    """All models and optimizers that were seen so far, as an Owner (observe/labels.py) of one model and one
-    optimizer.
-    """
+    """All models and optimizers seen, as an Owner (observe/labels.py) of one model and one optimizer."""
 
     def __init__(self) -> None:
         self._models: dict[int, weakref.ref[nn.Module]] = {}

@@ -27,8 +27,7 @@ class Losses:
         return found
 
     def value(self, losses: list[float | Tensor | None]) -> float | None:
-        """The sum of a step's `losses`, to be asked once, when the step's work is done; None if one is
-        unknown."""
+        """The sum of a step's `losses`, asked once, when the step's work is done; None if one is unknown."""
         known = [float(loss) for loss in losses if loss is not None]
         for loss in losses:
             if isinstance(loss, Tensor):

@@ -59,8 +59,7 @@ class MemoryOfSteps:
         return found
 
     def known(self, step: int) -> tuple[MemoryStats, list[str]]:
-        """The memory of the training steps up to `step`, and sentences about it for the profile's
-        warnings."""
+        """The memory of the training steps up to `step`, and sentences about it for the warnings."""
         self.is_highest(step)
         warnings = [leak_in_words(self.leak)] if self.leak else []
         memory = self._observer.memory()

@@ -160,8 +160,7 @@ class LoopRecorder:
             self._write(complete=False)  # a program that is killed later leaves this much
 
     def _label_what_stays(self) -> None:
-        """Label parameters and optimizer state now: when the program ends, they may be gone or on the
-        host."""
+        """Label parameters and optimizer state now: when the program ends they may be gone or on the host."""
         assert self._observer is not None
         for category, tensor in labelled_tensors(self.kept):
             self._observer.label(category, tensor)
@@ -282,8 +281,7 @@ class LoopRecorder:
             ended.__exit__(None, None, None)
 
     def _log(self, *, everything: bool) -> None:
-        """Write a line for each step whose times are known; with `everything`, wait for those of all
-        steps."""
+        """Write a line for each step whose times are known; with `everything`, wait for all of them."""
         assert self._observer is not None
         while self._waiting:
             index, kind, tokens, times_s, losses = self._waiting[0]

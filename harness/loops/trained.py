@@ -1,6 +1,4 @@
-"""The models that a step's backward passes train: by them an evaluation is told from a reference model's
-call.
-"""
+"""The models that a step's backward passes train, which tell evaluations from calls of reference models."""
 
 import weakref
 from collections.abc import Iterator

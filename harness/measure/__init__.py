@@ -1,4 +1,5 @@
-"""Answer three: the training step on a device; what this machine can do; and what measures any loop."""
+"""The measured answer: the training step on a device. Also what this machine can do, and the observers that
+measure any loop."""
 # pyright: reportUnusedImport=false
 
 from harness.measure.devices import chosen_device, joining_observer, matmul_flops_per_s, num_gpus

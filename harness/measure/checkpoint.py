@@ -1,4 +1,4 @@
-"""A checkpoint behind the recorded steps: written as transformers' Trainer does it, counted, and removed."""
+"""A checkpoint after the recorded steps: written as transformers' Trainer does it, measured, and removed."""
 
 import tempfile
 from dataclasses import asdict
@@ -13,7 +13,8 @@ from harness.training import CANNOT_WRITE, LoopObserver, Training, save_as_train
 def measure_checkpoint(
     recipe: Recipe, training: Training, run: Path, observer: LoopObserver, *, whole_state: bool
 ) -> CheckpointStats:
-    """Write a checkpoint into the folder `run`, and remove it. Raises InputError for a disk that is full."""
+    """Write a checkpoint into the folder `run`, and remove it. `whole_state`: rank 0 gathers a divided model
+    and writes it whole. Raises InputError if it cannot be written, such as on a full disk."""
     try:
         with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=run) as folder:
             written = save_as_trainer(recipe, training, Path(folder), observer, whole=whole_state)

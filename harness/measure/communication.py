@@ -1,10 +1,10 @@
 """How long a rank waits for the others in each phase, from PyTorch's profiler over one more step.
 
-gloo's collectives are events of the profiler, from when the backend takes one up to when it is done. While
-one is in flight and no operator runs, the rank does nothing but communicate, or wait for a rank that is
-late. FSDP2, DDP and DTensor are the same to it: nothing of theirs is replaced or wrapped.
+gloo's collectives are events of the profiler, from when the backend begins one to when it is done. While one
+is in flight and no operator runs, the rank only communicates, or waits for a rank that is late. This holds
+for FSDP2, DDP and DTensor alike: nothing of theirs is replaced or wrapped.
 
-NCCL's collectives run on streams of the GPU, where waiting is another question; of those nothing is said.
+NCCL's collectives run on streams of the GPU, where waiting is another question: they are not measured here.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,17 +16,18 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from harness.snapshot import without
 
 PHASE = "harness phase: "
+"""The beginning of the names of our own profiler ranges, one for each phase."""
 Interval = tuple[float, float]
-"""Begin and end."""
+"""Begin and end of an event, in the events' own unit."""
 
 
 class Communication:
-    """A LoopObserver (training/loop.py) of one step; `seconds` are there when the block has ended."""
+    """A LoopObserver (training/loop.py) of one step, and the context around it that sets `seconds`."""
 
     def __init__(self) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU])
         self.seconds: dict[str, float] = {}
-        """By phase: in which a collective was in flight and no operator ran."""
+        """By phase, the seconds in which a collective was in flight and no operator ran."""
 
     def __enter__(self) -> Self:
         self._profile.__enter__()

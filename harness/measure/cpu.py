@@ -1,8 +1,8 @@
 """Measuring a run on the CPU: phase times from the clock, memory as the bytes of live tensors.
 
-There is no allocator to ask on the CPU, so "allocated" here is what a StorageTracker counts, labelled
-`live_tensors`. The tracker costs time, so it is off while a step is timed. It cannot see into compiled
-code, so steps that it follows run eager.
+The CPU has no allocator with counters, so "allocated" is here what a StorageTracker counts, called
+`live_tensors` in a profile. The tracker costs time, so it is off while a step is timed. It cannot see into
+compiled code, so the steps that it follows run eager.
 """
 
 import platform
@@ -36,7 +36,8 @@ from harness.training import HostPeak, Kind
 
 
 class CpuObserver(DeviceObserver):
-    """Times every phase; follows storages in setup, the recorded steps, and if told the first warmup step."""
+    """Times every phase; follows storages in setup, in the recorded steps and, unless `follow_first_step` is
+    false, in the first warmup step."""
 
     def __init__(self, *, follow_first_step: bool = True) -> None:
         self._follow_first_step = follow_first_step
@@ -52,12 +53,13 @@ class CpuObserver(DeviceObserver):
         self._ends: list[int] = []
         self._recorded: list[int] = []
         self._ran_out: int | None = None
+        """These three: see History's step_ends, steps and ran_out."""
 
     def trained(self, training: Owner) -> None:
         self._training = training
 
     def label(self, category: str, tensor: Tensor) -> None:
-        """One that nobody saw being made (in a worker process) is followed from now on."""
+        """A tensor that was not seen being made (in a worker process) is followed from now on."""
         if self._follows:
             self._recording.label(self._tracker.adopt(tensor), category)
 
@@ -74,7 +76,7 @@ class CpuObserver(DeviceObserver):
         self._started = time.perf_counter()
 
     def end_step(self, running: int = 0) -> None:
-        """On the CPU nothing is queued."""
+        """On the CPU nothing is queued, so `running` does not matter."""
         self.times_s[-1]["step"] = time.perf_counter() - self._started
         if self._kinds[-1] == "recorded":
             self._ends.append(self._recording.last_event)
@@ -110,7 +112,7 @@ class CpuObserver(DeviceObserver):
         return self._recording.host_peak()
 
     def history(self) -> History:
-        """Addresses in the snapshot are made up."""
+        """The snapshot's addresses are synthetic."""
         if "recorded" not in self._kinds:  # a run that ended early
             self._adopt()
         spans = list(self._recording.spans)
@@ -132,7 +134,7 @@ class CpuObserver(DeviceObserver):
         )
 
     def hardware(self, dtype: str) -> HardwareSummary:
-        """The speed of a CPU is in no table."""
+        """Without ceilings: the speed of a CPU is in no table."""
         return HardwareSummary(name=_cpu_name(), kind="cpu", memory_bytes=psutil.virtual_memory().total)
 
     def facts(self) -> dict[str, Any]:
@@ -143,7 +145,7 @@ class CpuObserver(DeviceObserver):
         self._recording.label(self._tracker.key_of(weight.grad), "gradients")
 
     def _adopt(self) -> None:
-        """Find what unfollowed steps made and kept, and say what everything that stays is."""
+        """Follow and label what stays, even if it was made in steps that were not followed."""
         if self._training is None:  # out of memory in setup
             return
         for category, tensor in labelled_tensors(self._training):
@@ -151,7 +153,7 @@ class CpuObserver(DeviceObserver):
 
 
 class _Timed:
-    """A phase's seconds, added to those of its step when it ends well."""
+    """A context that adds a phase's seconds to those of its step, unless it ends with an exception."""
 
     __slots__ = ("_name", "_seconds", "_start")
 
@@ -167,8 +169,8 @@ class _Timed:
 
 
 class _RealTensors(StorageTracker):
-    """Beneath all other dispatch modes, wherever it begins and ends: a mode of the program's may begin before
-    it and end while it is active, and a mode's end takes away the innermost one, whichever that is.
+    """A tracker that stays beneath all other dispatch modes: a mode of the program may begin before it and
+    end while it is active, and a mode that ends removes the innermost one, whichever that is.
     """
 
     def push(self) -> None:
@@ -184,12 +186,12 @@ class _RealTensors(StorageTracker):
             _push_mode(mode)
 
     def follows(self, storage: torch.UntypedStorage) -> bool:
-        """Shape-only tensors, which libraries make while they build a model, take no memory."""
+        """Not those of shape-only tensors, which take no memory and which libraries make to build models."""
         return storage.device.type != "meta"
 
 
 def _cpu_name() -> str:
-    """As Linux knows it; macOS and others give the instruction set."""
+    """The CPU's name as Linux has it; on macOS and others the instruction set."""
     try:
         names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

@@ -1,6 +1,6 @@
-"""Measuring a run on a GPU: CUDA events, the caching allocator's own statistics and history, NVML.
+"""Measures a run on a GPU: by CUDA events, the caching allocator's own statistics and history, and NVML.
 
-While a step is timed nothing is done but to record two events a phase. Peaks are read in the other steps.
+While a step is timed only two events are recorded in each phase. Peaks are read in the other steps.
 Written against torch 2.11 to 2.15, where `_record_memory_history(enabled=None)` forgets the trace but a
 block keeps the stack it was allocated with, `_snapshot` shows every device, and the memory metadata belong
 to the calling thread (autograd's own thread has none: see cuda_trace.stated_phases).
@@ -46,18 +46,18 @@ from harness.training import Kind
 from harness.virtual_gpu import start_clock
 
 _Events = list[tuple[str, torch.cuda.Event, torch.cuda.Event]]
-"""Name of a phase, begin and end, in their order."""
+"""The name, begin and end of each phase, in their order."""
 
 _PAGE_BYTES = 4096
-"""Less pinned memory than this is where single values are read back."""
+"""Less pinned memory than this does not count: single values are read back through it."""
 
 
 class CudaObserver(DeviceObserver):
-    """Events around every phase; statistics and history outside the timed steps."""
+    """Records events around every phase, and statistics and a history outside the timed steps."""
 
     def __init__(self, device: torch.device, *, with_history: bool, joins: bool = False) -> None:
-        """`joins`: the program has run for a while, and what it asks of its memory it is told as if nobody
-        watched. The peak of its setup is the counter's so far; every step that is not timed has a history.
+        """`joins`: the program has run for a while, and sees its memory's counters as if nothing watched it.
+        The peak of its setup is the counter's so far; every step that is not timed has a history.
         """
         self.device = torch.device("cuda", device.index or 0)
         self.times_s: list[dict[str, float]] = []
@@ -73,18 +73,20 @@ class CudaObserver(DeviceObserver):
         self._labels: list[Label] = []
         self._training: Owner | None = None
         self._paths: dict[int, str] = {}
-        """The module of each weight, by id, as the last backward began."""
+        """The module of each weight, by the weight's id, when the last backward began."""
         self._at_shortage: tuple[int, int] | None = None
+        """`_free_bytes` when memory ran out."""
         self._watch_for_shortage()
         self._joins = joins
         self._memory = SharedMemory(self._index) if joins else DeviceMemory(self._index)
         self._virtual_time = VirtualTime(self._index)
         self.peaks = PhasePeaks(all_steps=joins)
         self._highest = (0, "")
-        """Allocated bytes of the training steps, and the phase that reached it."""
+        """The most bytes allocated in the training steps, and the phase in which."""
         self._highest_recorded = (0, "")
         """The same since the history began."""
         self._reserved_at_peak: tuple[int, int] = (0, 0)
+        """The highest reserved peak of a phase, and its allocated peak."""
         self._end_bytes: list[int] = []
         if joins:
             start_clock()
@@ -97,7 +99,7 @@ class CudaObserver(DeviceObserver):
         self._training = training
 
     def label(self, category: str, tensor: Tensor) -> None:
-        """Its address is used again later, so the moment belongs to the label."""
+        """The label has the time: the tensor's address may be another tensor's later."""
         if self._kinds and (self._kinds[-1] == "recorded" or (self._joins and self._kinds[-1] == "warmup")):
             self._labels.extend(_label(category, tensor, time.time_ns() // 1000))
 
@@ -107,7 +109,7 @@ class CudaObserver(DeviceObserver):
             self._utilization = self._nvml.utilization()
         if kind != before or (self._joins and kind == "warmup"):
             self._record_history(kind == "recorded" or (self._joins and kind == "warmup"))
-            self._labels.clear()  # of addresses that mean something else by now
+            self._labels.clear()  # their addresses may hold something else by now
             self._recorded.clear()
             self._highest_recorded = (0, "")
         if kind != before and kind == "timed":
@@ -150,7 +152,7 @@ class CudaObserver(DeviceObserver):
                     self.times_s[-1][each] += (ended_us - begun_us) * 1e-6
 
     def end_step(self, running: int = 0) -> None:
-        """The one synchronization of a step; with `running`, of those before."""
+        """The one synchronization of a step; with `running`, of an earlier step's events alone."""
         self._in_step = False
         self._ended.append((self.times_s[-1], self._events))
         self._events = []
@@ -202,7 +204,7 @@ class CudaObserver(DeviceObserver):
         )
 
     def history(self) -> History:
-        """Since recording began again; the snapshot shows the categories."""
+        """The history since recording last began; the snapshot has the categories."""
         if not self._with_history:
             return History([], {}, [])
         snapshot = self._memory.snapshot()
@@ -223,7 +225,7 @@ class CudaObserver(DeviceObserver):
         return History(spans, snapshot, ends, [*self._recorded], next(ran_out, None), self._highest_recorded)
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
-        """Without history the request is as rounded as torch's message has it."""
+        """Without a history the requested bytes are those of torch's message, which are rounded."""
         free_bytes, reserved_unallocated_bytes = self._at_shortage or self._free_bytes()
         return OutOfMemoryReport(
             phase=phase,
@@ -233,13 +235,14 @@ class CudaObserver(DeviceObserver):
         )
 
     def _free_bytes(self) -> tuple[int, int]:
-        """Free on the device, and reserved but not allocated."""
+        """The bytes that are free on the device, and those that are reserved but not allocated."""
         stats = torch.cuda.memory_stats(self.device)
         cached = stats["reserved_bytes.all.current"] - stats["allocated_bytes.all.current"]
         return torch.cuda.mem_get_info(self.device)[0], cached
 
     def _watch_for_shortage(self) -> None:
-        """Look when memory has run out: an exception on its way up frees what only an expression held."""
+        """Read `_free_bytes` at the moment when memory runs out: the exception, on its way up, frees what
+        only an expression held."""
         this = weakref.ref(self)
 
         def ran_out(*_: Any) -> None:
@@ -250,7 +253,7 @@ class CudaObserver(DeviceObserver):
         torch._C._cuda_attach_out_of_memory_observer(ran_out)  # type: ignore[attr-defined]
 
     def hardware(self, dtype: str) -> HardwareSummary:
-        """The datasheet's ceilings where the table has the device."""
+        """With the datasheet's ceilings where the table has the device."""
         properties = torch.cuda.get_device_properties(self.device)
         summary = HardwareSummary(name=properties.name, kind="cuda", memory_bytes=properties.total_memory)
         if properties.name in TABLE_NAMES:
@@ -272,7 +275,7 @@ class CudaObserver(DeviceObserver):
         }
 
     def utilization(self) -> float | None:
-        """From NVML's samples."""
+        """The mean of NVML's samples."""
         return self._nvml.utilization() if self._kinds[-1:] == ["timed"] else self._utilization
 
     def _record_history(self, on: bool) -> None:
@@ -288,7 +291,7 @@ class CudaObserver(DeviceObserver):
             self._note_highest(name)
 
     def _note_highest(self, phase: str) -> int:
-        """Of a training step, by counters since their last reset. Returns the bytes allocated now."""
+        """Note a training step's peaks since the counters' last reset. Returns the bytes allocated now."""
         counted = self._memory.counted()
         self._highest = max(self._highest, (counted.allocated_peak, phase), key=itemgetter(0))
         self._highest_recorded = max(
@@ -306,23 +309,24 @@ class CudaObserver(DeviceObserver):
         self._labels.extend(_label("gradients", weight.grad, time.time_ns() // 1000, module))
 
     def _what_stays(self) -> list[Label]:
+        """The labels of what is live at the end: parameters and optimizer state."""
         if self._training is None:
             return []
         paths = module_paths(self._training)
-        kept = labelled_tensors(self._training)
-        return [label for category, t in kept for label in _label(category, t, module=paths.get(id(t)))]
+        labelled = labelled_tensors(self._training)
+        return [label for category, t in labelled for label in _label(category, t, module=paths.get(id(t)))]
 
     def _host_bytes(self) -> int | None:
         """Pinned memory, and what else in host memory belongs to the training: paged or offloaded states.
 
-        Pinned memory as PyTorch took it, in powers of two. Not "active_bytes": torch does not count what is
-        freed there (up to 2.12 at least; pytorch pull request 182404).
+        Pinned memory counts as PyTorch took it, in powers of two. "active_bytes" would be wrong: torch does
+        not subtract what is freed there (up to 2.12 at least; pytorch pull request 182404).
         """
         pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
-        kept = labelled_tensors(self._training) if self._training is not None else ()
+        labelled = labelled_tensors(self._training) if self._training is not None else ()
         others = {
             storage.data_ptr(): storage.nbytes()
-            for _, tensor in kept
+            for _, tensor in labelled
             if tensor.device.type == "cpu" and tensor.dim() > 0 and not tensor.is_pinned()
             for storage in [storage_of(tensor)]
         }
@@ -337,25 +341,26 @@ class CudaObserver(DeviceObserver):
 
 
 def _label_workspaces(spans: list[AllocationSpan], ends: list[int]) -> None:
-    """What steps made that is still there after their end, and no tensor of Python's holds, a library keeps:
-    cuBLAS its workspaces, from the first product on. It is `other`, as what was there before a recording.
+    """Label as `other` what steps allocated, is still live after their end, and is held by no Python tensor:
+    a library keeps it, as cuBLAS keeps its workspaces. `ends`: the index of each ended step's last event.
     """
     last = ends[-1] if ends else BEFORE_RECORDING
-    kept = [s for s in spans if s.category is None and s.died is None and BEFORE_RECORDING < s.born <= last]
-    if not kept:
+    left = [s for s in spans if s.category is None and s.died is None and BEFORE_RECORDING < s.born <= last]
+    if not left:
         return
     # not isinstance: it would ask every object of every library for its __class__
     tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
     held = {label.address for tensor in tensors for label in _label_if_it_has_memory(tensor)}
-    for span in kept:
+    for span in left:
         if span.address not in held:
             span.category = "other"
 
 
 def _label_if_it_has_memory(tensor: Tensor) -> list[Label]:
+    """The label of `tensor`'s memory; none for a tensor without a storage of its own."""
     try:
         return _label("", tensor)
-    except (RuntimeError, NotImplementedError):  # a sparse one, a fake one, one that is a parameter to be
+    except (RuntimeError, NotImplementedError):  # a sparse or fake tensor, an uninitialized parameter
         return []
 
 

@@ -1,10 +1,10 @@
-"""PyTorch's counters and history of a GPU's memory: of a process of our own, or beside a program that asks
-for them too.
+"""PyTorch's counters and history of a GPU's memory, in a process of our own or beside a program that uses
+them too.
 
-A process has one set of peaks and one history, and whoever sets them back or switches them off does so for
-everybody. `SharedMemory` therefore stands between a watched program and PyTorch: each of the two has peaks
-since its own last reset, and a history since it began to record. The program asks by functions of torch.cuda,
-which call what is replaced here, the one place that does. Written against torch 2.11 to 2.15.
+A process has one set of peaks and one history, and whoever resets them or switches them off does so for
+everybody. `SharedMemory` therefore stands between a watched program and PyTorch: the program and we each have
+peaks since our own last reset, and a history since our own begin of recording. The program uses functions of
+torch.cuda, which call functions that are replaced here and nowhere else. Written against torch 2.11 to 2.15.
 """
 
 import inspect
@@ -18,13 +18,13 @@ import torch
 from harness.snapshot import phase_of
 
 MAX_ENTRIES = 2_000_000
-"""Bound of the recorded history; a step of a 70B model has about 100,000 entries."""
+"""The most entries of a recorded history; a step of a 70B model has about 100,000."""
 Stats = Mapping[str, Any]
-"""As torch.cuda.memory_stats_as_nested_dict gives them."""
+"""Counters as torch.cuda.memory_stats_as_nested_dict gives them."""
 
 
 class Counted(NamedTuple):
-    """Bytes; the peaks are since the last reset."""
+    """Bytes by the allocator's counters, now and at the peak since the last reset."""
 
     allocated: int
     allocated_peak: int
@@ -33,26 +33,26 @@ class Counted(NamedTuple):
 
 
 class DeviceMemory:
-    """Of one device, in a process that no one else counts or records in."""
+    """The memory of one device, in a process in which nothing else resets counters or records."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
     def counted(self) -> Counted:
-        """Now, and since the last `reset_peaks`."""
-        # not torch.cuda.memory_stats, nor what asks it: it renames and sorts a hundred counters
+        """The counters now, with the peaks since the last `reset_peaks`."""
+        # not torch.cuda.memory_stats, nor what calls it: it renames and sorts a hundred counters
         return _counted(torch.cuda.memory.memory_stats_as_nested_dict(self.index))
 
     def reset_peaks(self) -> None:
-        """The peaks are what is there now."""
+        """Begin new peaks at what is allocated and reserved now."""
         torch.cuda.reset_peak_memory_stats(self.index)
 
     def highest(self) -> Counted:
-        """As `counted`, with the peaks since the process began, whoever set them back."""
+        """The counters now, with the peaks since the process began, whoever reset them meanwhile."""
         return self.counted()
 
     def record(self, on: bool) -> None:
-        """Begin a history, or end it and forget it."""
+        """Begin a history, or end and forget it."""
         if on:
             # "python": the default symbolizes C++ frames too, which takes minutes
             torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python", context="all")
@@ -60,14 +60,14 @@ class DeviceMemory:
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def snapshot(self) -> dict[str, Any]:
-        """What is there, and the history since `record(True)`."""
+        """The segments now and the history since `record(True)`, as torch.cuda.memory._snapshot has them."""
         snapshot: Any = torch.cuda.memory._snapshot()
         return snapshot
 
 
 class SharedMemory(DeviceMemory):
-    """Of one device, beside a program that counts and records there too. It stays between them when the
-    watching is over: the program may ask afterwards what its peak was.
+    """The memory of one device, beside a program that may reset counters and record too. What it replaces
+    stays replaced when the watching is over: the program may ask for its peak afterwards.
     """
 
     def __init__(self, index: int) -> None:
@@ -94,26 +94,27 @@ class _Recording(NamedTuple):
     """The program's own history."""
 
     begin: Callable[[], object]
-    """Asks PyTorch for it, as the program did."""
+    """Begins it anew, with the program's own arguments."""
     stacks: str
     max_entries: int
     since_us: int
-    """Microseconds since 1970."""
+    """When it began, in microseconds since 1970."""
 
 
 class _Between:
-    """What the program is told is what it would be told if nobody watched."""
+    """Stands between the program ("theirs") and us ("ours"), so that the program sees what it would see if
+    nothing watched it."""
 
     def __init__(self) -> None:
         self._ours: dict[int, Stats] = {}
         self._theirs: dict[int, Stats] = {}
-        """By device, the peaks before the other one's resets: since its own it has not heard of them."""
+        """By device, the peaks that the other side's resets erased since this side's own last reset."""
         self._before: dict[int, Stats] = {}
-        """Peaks before any reset."""
+        """By device, the peaks before any reset."""
         self._since_us: int | None = None
-        """Since when we record."""
+        """When our recording began, in microseconds since 1970; None while we do not record."""
         memory = torch.cuda.memory
-        asked = getattr(memory._record_memory_history_impl, "asked", None)  # harness/watching/startup
+        program_call = getattr(memory._record_memory_history_impl, "asked", None)  # harness/watching/startup
         self._stats = _replaced(torch._C, "_cuda_memoryStats", self._stats_of_theirs)
         self._reset = _replaced(torch._C, "_cuda_resetPeakMemoryStats", self._reset_theirs)
         # torch.accelerator's names for the same
@@ -122,9 +123,9 @@ class _Between:
         self._snapshot = _replaced(torch._C, "_cuda_memorySnapshot", self._snapshot_of_theirs)
         self._record = _replaced(memory, "_record_memory_history_impl", self._record_theirs)
         self._their_recording: _Recording | None = None
-        """While the program records too."""
+        """The program's recording, while it records."""
         if torch._C._cuda_isHistoryEnabled():  # type: ignore[attr-defined]
-            args, kwargs = asked or ((), {})
+            args, kwargs = program_call or ((), {})
             self._their_recording = self._recording(0, *args, **kwargs)
 
     # Counters.
@@ -145,9 +146,10 @@ class _Between:
         self._set_back(device, self._theirs, self._ours)
 
     def _set_back(self, device: int, own: dict[int, Stats], other: dict[int, Stats]) -> None:
+        """Reset the counters for one side (`own`), and keep the peaks that are erased for the `other`."""
         counted = self._stats(device)
-        for kept in (other, self._before):
-            kept[device] = _higher(counted, kept.get(device, {}))
+        for peaks in (other, self._before):
+            peaks[device] = _higher(counted, peaks.get(device, {}))
         own.pop(device, None)
         self._reset(device)
 
@@ -156,7 +158,7 @@ class _Between:
     def record_ours(self, on: bool) -> None:
         theirs = self._their_recording
         self._since_us = _now_us() if on else None
-        if on and theirs is not None:  # their stacks, and room for both
+        if on and theirs is not None:  # with the program's kind of stacks, and room for both histories
             self._record("all", "all", theirs.stacks, max(theirs.max_entries, MAX_ENTRIES))
         elif on:
             self._record("all", "all", "python", MAX_ENTRIES, clear_history=True)
@@ -169,9 +171,9 @@ class _Between:
         return _since(self._snapshot(None), self._since_us)
 
     def _recording(self, since_us: int, *args: Any, **kwargs: Any) -> _Recording:
-        asked = inspect.signature(self._record).bind(*args, **kwargs)
-        asked.apply_defaults()
-        given = {**asked.arguments, "clear_history": False}
+        bound = inspect.signature(self._record).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = {**bound.arguments, "clear_history": False}
         begin = partial(self._record, **given)
         return _Recording(begin, given["stacks"], given["max_entries"], since_us)
 
@@ -199,7 +201,7 @@ class _Between:
             shown = _since(shown, None if theirs is None else theirs.since_us)
         for trace in shown["device_traces"]:
             if theirs is not None:
-                # PyTorch notes who looks, and we have looked
+                # PyTorch adds an entry for every snapshot, and some were ours
                 trace[:] = [entry for entry in trace if entry["action"] != "snapshot"][-theirs.max_entries :]
             for entry in trace:
                 if phase_of(entry.get("user_metadata") or ""):
@@ -209,12 +211,12 @@ class _Between:
 
 @cache
 def _between() -> _Between:
-    """The one of this process."""
+    """The one _Between of this process."""
     return _Between()
 
 
 def _replaced(place: Any, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-    """What was there; of a release that has no such function, `ours`."""
+    """Replace `place`'s `name` by `ours`. Returns the original, or `ours` where a release has none."""
     original = getattr(place, name, None)
     if original is None:
         return ours
@@ -228,7 +230,7 @@ def _counted(stats: Stats) -> Counted:
 
 
 def _higher(stats: Stats, before: Stats) -> Stats:
-    """`stats`, with peaks that are no lower than those of `before`."""
+    """`stats`, with each peak at least as high as in `before`."""
     if not before:
         return stats
     return {
@@ -242,12 +244,12 @@ def _higher(stats: Stats, before: Stats) -> Stats:
 
 
 def _since(snapshot: dict[str, Any], since_us: int | None) -> dict[str, Any]:
-    """With the entries of the history since then; None: without any."""
-    kept = [
+    """The snapshot with the history's entries since `since_us` only; without any for None."""
+    traces = [
         [] if since_us is None else [entry for entry in trace if entry.get("time_us", since_us) >= since_us]
         for trace in snapshot["device_traces"]
     ]
-    return {**snapshot, "device_traces": kept}
+    return {**snapshot, "device_traces": traces}
 
 
 def _now_us() -> int:

@@ -1,4 +1,4 @@
-"""Which device of this machine a recipe is measured on, and who watches it there; how fast a CPU is."""
+"""The device of this machine that a recipe is measured on, the observer for it, and the speed of a CPU."""
 
 import time
 from collections.abc import Iterable
@@ -13,14 +13,15 @@ from harness.recipe import Recipe
 from harness.training import DTYPES
 
 SIDE = 512
-"""Rows and columns of what is multiplied: large enough for all cores, done in milliseconds on most."""
+"""Rows and columns of the matrices: large enough for all cores, and multiplied in milliseconds on most."""
 ENOUGH_S = 0.2
+"""For how many seconds products are tried."""
 
 
 def matmul_flops_per_s(dtype: str) -> float:
-    """FLOP/s of square matrix products in `dtype` (fp32, bf16, fp16) here, tried for a fifth of a second.
+    """FLOP/s of square matrix products in `dtype` (fp32, bf16, fp16) on this CPU, tried for ENOUGH_S.
 
-    The best of them: what else runs on the machine makes one slower and none faster.
+    The fastest one counts: what else runs on the machine makes products slower and never faster.
     """
     kind = DTYPES[dtype]
     square = torch.ones(SIDE, SIDE, dtype=kind)
@@ -35,7 +36,8 @@ def matmul_flops_per_s(dtype: str) -> float:
 
 
 def joining_observer(weights: Iterable[Tensor]) -> DeviceObserver:
-    """Of the device that `weights` are on; of the GPU where offloaded weights are used on one.
+    """An observer that joins a program at work, for the device that its `weights` are on, or for the GPU that
+    uses them if they are offloaded.
 
     Raises InputError for a device that is neither a GPU of NVIDIA's nor the CPU.
     """
@@ -87,8 +89,8 @@ def check_units(recipe: Recipe, device: torch.device) -> None:
 
 
 def device_observer(device: torch.device, *, with_history: bool, compiled: bool) -> DeviceObserver:
-    """What watches a run there; `with_history` records every allocation on a GPU. Of a `compiled` model the
-    first step compiles, which nobody follows on a CPU."""
+    """The observer of a run on `device`. `with_history`: record every allocation on a GPU. `compiled`: the
+    model is, and on a CPU the first step, which compiles, is not followed."""
     if device.type == "cuda":
         from harness.measure.cuda import CudaObserver
 

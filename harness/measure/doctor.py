@@ -1,4 +1,4 @@
-"""What this machine can do: its devices and packages, and every toggle of a recipe, each by trying it."""
+"""Finds out what this machine can do: its devices and packages, and every toggle of a recipe by trying it."""
 
 import json
 import math
@@ -44,15 +44,15 @@ NEEDS: dict[str, dict[str, Any]] = {
     "flash_attention_2": {"precision": "bf16"},
     "flash_attention_3": {"precision": "bf16"},
 }
-"""What else a recipe needs for a field, or for one value of it, to be possible at all."""
+"""The other fields that a recipe needs so that a field, or one value of it, is possible at all."""
 
 
 def examine(trying: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
-    """Everything found out here, JSON-able.
+    """Everything that can be found out, as plain data for JSON.
 
-    machine, gpus and packages are facts; `toggles` and `checks` are lists of {name, works, reason,
-    seconds}, where `reason` says why not (None when it works). Takes some seconds, or as long as one
-    torch.compile takes at its first use. `trying` is told what comes next.
+    machine, gpus and packages are facts; `toggles` and `checks` are lists of {name, works, reason, seconds},
+    where `reason` says why not (None when it works). It takes some seconds, or as long as one torch.compile
+    takes at its first use. `trying` is called with the name of what is tried next.
     """
     compiling = _start_compiling()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -81,8 +81,8 @@ def examine(trying: Callable[[str], None] = lambda name: None) -> dict[str, Any]
 
 
 def toggle_recipes() -> Iterator[tuple[str, dict[str, Any]]]:
-    """("field: value", recipe fields) for every value of every switch and choice of one process, but
-    compile: true, and what only a model that sees has."""
+    """("field: value", recipe fields) for every value of every switch and choice that one process can have,
+    except compile: true and what only a model with vision has."""
     for name, field in Recipe.model_fields.items():
         if name in (*fields_that_change("source"), *OF_RANKS, "compile", "train_vision"):
             continue
@@ -93,7 +93,7 @@ def toggle_recipes() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _values(annotation: Any) -> list[Any]:
-    """What to try of a field: True of a switch, every choice of a Literal, every member of a list of them."""
+    """The values of a field to try: True of a switch, every choice of a Literal or of a tuple of Literals."""
     if annotation is bool:
         return [True]
     if get_origin(annotation) is Literal:
@@ -104,11 +104,12 @@ def _values(annotation: Any) -> list[Any]:
 
 
 def _tried(name: str, attempt: Callable[[], object]) -> dict[str, Any]:
+    """An entry of `toggles` or `checks` (see `examine`), from calling `attempt`."""
     began = time.perf_counter()
     reason = None
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=".*[Ff]alling back")  # to something not asked for
+            warnings.filterwarnings("error", message=".*[Ff]alling back")  # to something else than was tried
             attempt()
     except HarnessError as error:
         reason = str(error)
@@ -120,7 +121,7 @@ def _tried(name: str, attempt: Callable[[], object]) -> dict[str, Any]:
 
 
 def _try_toggles(device: torch.device, trying: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A step for each distinct recipe; several names can stand for the same one (what is the default)."""
+    """One step for each distinct recipe; several names can stand for the same recipe, such as the default."""
     named = find_model_config(TINY["model"])
     assert named is not None
     config = json.loads(named.read_bytes()) | {"num_hidden_layers": 1}
@@ -147,7 +148,7 @@ def _one_step(recipe: Recipe, device: torch.device) -> None:
 
 
 def _checks(device: torch.device) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What is no field of a recipe, or is chosen by torch within one."""
+    """(name, check) of what is not a field of a recipe, or is torch's own choice within one."""
     yield "matrix product: bf16", lambda: _product(device, torch.bfloat16)
     yield "matrix product: fp16", lambda: _product(device, torch.float16)
     backends = {
@@ -202,13 +203,13 @@ def _start_compiling() -> subprocess.Popen[str]:
 
 def _finish_compiling(process: subprocess.Popen[str]) -> None:
     try:
-        _, said = process.communicate(timeout=COMPILE_LIMIT_S)
+        _, stderr = process.communicate(timeout=COMPILE_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         raise TimeoutError(f"torch.compile took more than {COMPILE_LIMIT_S} s on a small function") from None
     if process.returncode != 0:
-        lines = [line for line in said.splitlines() if line.strip()]
+        lines = [line for line in stderr.splitlines() if line.strip()]
         raise RuntimeError(lines[-1] if lines else f"exit status {process.returncode}")
 
 

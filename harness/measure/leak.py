@@ -1,4 +1,4 @@
-"""Memory that grows from step to step: found by what is allocated when steps end. Imports no torch."""
+"""Finds memory that grows from step to step, by what is allocated when steps end. Imports no torch."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -9,21 +9,22 @@ from harness.snapshot import BEFORE_RECORDING, AllocationSpan, breakdown_at, top
 from harness.step_profile import CATEGORIES, LeakReport
 
 LEAST_BYTES = 4096
-"""What a step of a watched loop may leave behind: a detached loss that waits for the next line of a log takes
-512 bytes of a GPU."""
+"""A step of a watched loop may leave less than this behind: a detached loss that waits for the next line of a
+log takes 512 bytes of a GPU."""
 FEWEST_ENDS = 3
-"""Steps that must end, each with more than the one before: two may differ by chance."""
+"""How many steps must end, each with more allocated than the one before: two may differ by chance."""
 
 
 def find_leak(
     end_bytes: Sequence[int], spans: Sequence[AllocationSpan], recorded_ends: Sequence[int]
 ) -> LeakReport | None:
-    """A leak, or None.
+    """A recipe's leak, or None.
 
-    - `end_bytes`: allocated when each timed step had ended; it decides where there are FEWEST_ENDS of them.
-    - `spans`, `recorded_ends`: the history of the recorded steps, and the index of each one's last event.
-      They say what grew. Where no timed step was looked at (on a CPU) they also decide: something of the
-      step before the last must still be there after the last, which must have added to it.
+    - `end_bytes`: the bytes allocated at the end of each timed step; if there are FEWEST_ENDS of them, they
+      decide whether there is a leak.
+    - `spans`, `recorded_ends`: the history of the recorded steps, and the index of each step's last event.
+      They show what grew. Where no timed step was looked at (on a CPU) they also decide: something that the
+      step before the last allocated must still be live after the last, and the last must have added to it.
     """
     grown: dict[str, int] = {}
     left = None
@@ -46,8 +47,8 @@ def find_leak(
 
 
 def find_kept(spans: Sequence[AllocationSpan], recorded_ends: Sequence[int]) -> LeakReport | None:
-    """A leak of a loop whose batches may differ in length: what every recorded step but the last made, and
-    what is still there when the last has ended. None where a step left next to nothing, or too few ended.
+    """A leak of a loop whose batches may differ in length: what every recorded step but the last allocated
+    and is still live when the last has ended. None where a step left next to nothing, or too few steps ended.
     """
     if len(recorded_ends) < FEWEST_ENDS:
         return None
@@ -69,7 +70,7 @@ def find_kept(spans: Sequence[AllocationSpan], recorded_ends: Sequence[int]) -> 
 
 
 def _growth(spans: Sequence[AllocationSpan], before: int, after: int) -> dict[str, int]:
-    """Bytes by category that are live at `after` beyond those at `before`, those that changed."""
+    """By category, how many more bytes are live at `after` than at `before`; without those that are equal."""
     first, last = (breakdown_at(spans, when).by_category() for when in (before, after))
     changes = {name: (last[name] or 0) - (first[name] or 0) for name in CATEGORIES}
     return {name: change for name, change in changes.items() if change}

@@ -1,4 +1,4 @@
-"""What the memory was, asked of an observer once the recorded steps are over: for any loop it watched."""
+"""Asks an observer, once the recorded steps are over, what the memory was: of any loop that it observed."""
 
 from dataclasses import dataclass
 
@@ -24,12 +24,13 @@ class LookBack:
     filled: list[Allocation]
     """The largest allocations when memory ran out, if it did."""
     held: MemoryBreakdown
-    """By category, then."""
+    """The bytes by category at that moment."""
     history: History
 
 
 def look_back(observer: DeviceObserver, *, ran_out: bool) -> LookBack:
-    """Ask before later steps and deaths change the answer. `ran_out`: the memory just did."""
+    """What the memory was; to be asked before later steps and frees change the answer. `ran_out`: memory ran
+    out just now."""
     memory = observer.memory()
     history = observer.history()
     phases = {

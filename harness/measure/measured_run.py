@@ -1,4 +1,4 @@
-"""Measuring a recipe: the real training step on a device, from setup to StepProfile."""
+"""Measures a recipe: the real training step on a device, from setup to StepProfile."""
 
 import math
 import socket
@@ -72,12 +72,12 @@ def measure(
     """Run the recipe, write its folder, and return what was measured.
 
     A folder that resumes a checkpoint makes the run go on after it. An interrupt, running out of memory and
-    a nan loss give a profile too, with `complete` false (and `oom` or `not_finite` filled, `oom.advice` by
-    `advise`); whoever called decides on the exit status. `warnings` go into the profile before the run's
-    own. Raises InputError for a recipe that cannot run here and for a checkpoint that cannot be resumed,
-    before anything is written; for a full disk, after writing what of profile and snapshot has room; and
-    for a rank that is gone, after writing what this one knows. `alive` is told each phase that begins.
-    `after`: what to measure behind the training steps.
+    a nan loss give a profile too, with `complete` false (and `oom` or `not_finite` set, `oom.advice` by
+    `advise`); the caller decides on the exit status. `warnings` stand in the profile before the run's own.
+    Raises InputError for a recipe that cannot run here and for a checkpoint that cannot be resumed, before
+    anything is written; for a full disk, after writing as much of profile and snapshot as has room; and for a
+    rank that is gone, after writing what this rank knows. `alive` is called with each phase that begins.
+    `after`: what to measure after the training steps.
     """
     resumed = None if folder.checkpoint is None else read(folder.checkpoint, recipe)
     device = device or chosen_device()
@@ -145,7 +145,7 @@ class MeasuredRun:
                 f"Give more of them, e.g. steps={2 * recipe.steps}."
             )
         self.kinds = remaining_kinds(self.total, self.first, recipe.warmup_steps)
-        # on a virtual GPU losses are of a device that computes nothing, and times are estimated, or nobody's
+        # a virtual GPU computes nothing, so there are no losses, and times are estimates or missing
         self.emulated = device.type == "cuda" and emulated_device() is not None
         self.flop_count = FlopCount()
         self.observer = device_observer(device, with_history=with_history, compiled=recipe.compile)
@@ -155,9 +155,9 @@ class MeasuredRun:
         self.training: Training | None = None
         self.data: DataSummary | None = None
         self.loss_scale = 0.0
-        """GradScaler's, after the last step."""
+        """GradScaler's scale after the last step."""
         self.communication_s: dict[str, float] = {}
-        """By phase; empty where nobody can tell."""
+        """Seconds of communication alone by phase; empty where it is not measured."""
         self.after = AfterStep()
         self.evaluation: EvaluationStats | None = None
         self.checkpoint: CheckpointStats | None = None
@@ -201,8 +201,8 @@ class MeasuredRun:
                 return
         self.look_back()
         self._after_the_step(training)
-        # One more step, which nobody times and whose memory nobody reads: counting is slow, and sees only
-        # eager code.
+        # FLOPs are counted in one more step, which is not timed and whose memory is not read: counting is
+        # slow, and sees only eager code.
         self.watching = self.flop_count
         with torch.compiler.set_stance("force_eager"):
             list(run_steps(training, batches, self.device, ["warmup"], self))
@@ -219,8 +219,8 @@ class MeasuredRun:
             return
         if evaluation is not None:
             self.evaluation, host_peak = stats_of(evaluation, self.recipe), self.observer.host_peak()
-            asked = self.recipe, training, evaluation, self.device, self
-            evaluate_into(self.evaluation, *asked, torch.cuda.empty_cache, host_peak)
+            arguments = self.recipe, training, evaluation, self.device, self
+            evaluate_into(self.evaluation, *arguments, torch.cuda.empty_cache, host_peak)
         if self.after.checkpoint:
             whole = self.after.whole_state
             self.checkpoint = measure_checkpoint(
@@ -229,7 +229,7 @@ class MeasuredRun:
         self.snapshot = self.observer.history().snapshot
 
     def look_back(self) -> MemoryStats:
-        """Ask the observer what the memory was, before later steps and deaths change the answer."""
+        """Ask the observer what the memory was, before later steps and frees change the answer."""
         return self._note_steps(look_back(self.observer, ran_out=False))
 
     def _note_steps(self, found: LookBack) -> MemoryStats:
@@ -239,9 +239,10 @@ class MeasuredRun:
         return self.memory
 
     def broken_by(self, error: BaseException) -> InputError | None:
-        """Note what ended the run, while its tensors are there; None where the memory ran out.
+        """Note what ended the run, while the error still holds the step's tensors. Returns the InputError to
+        raise after the profile is written; None where memory ran out.
 
-        Raises it again where there is nothing to tell, or it is none of ours.
+        Raises `error` again before the first step, and where it is not an error that a profile can report.
         """
         if isinstance(error, InputError):  # a log or a checkpoint could not be written: the steps so far
             if not self.losses:  # were not for nothing
@@ -251,7 +252,7 @@ class MeasuredRun:
         if gone is None and not is_out_of_memory(error):
             raise error
         self.oom = None if gone else self.observer.shortage(self.phase_now, error)
-        known = self.memory is not None  # of the steps, where what is behind them broke
+        known = self.memory is not None  # the steps were over, and what follows them failed
         found = look_back(self.observer, ran_out=self.oom is not None)
         if not known:
             self._note_steps(found)
@@ -314,7 +315,7 @@ class MeasuredRun:
         self.progress.step(step.index, len(self.total), step.kind, shown, tokens_per_s, peak_bytes)
 
     def _checkpoint(self, step: Step, training: Training, batches: Batches) -> None:
-        """Write one, unless this step's numbers went wrong: then the one before is the last good one."""
+        """Write a checkpoint, unless this step's loss or weights are not finite: the last good one stays."""
         if self.losses[-1] is None and not self.emulated:
             return
         folder = self.folder.path / "checkpoints"
@@ -370,7 +371,7 @@ class MeasuredRun:
 
 
 def _surprises(recipe: Recipe, batches: Batches, device: torch.device) -> list[str]:
-    """What the run does otherwise than the recipe lets expect."""
+    """Warnings of what the run does differently from what the recipe says."""
     found = []
     if batches.rows.num_skipped:
         found.append(

@@ -1,4 +1,4 @@
-"""What watches a measured run: one observer for each kind of device (measure/cpu.py, measure/cuda.py)."""
+"""The protocol of what measures a run: there is an observer for each kind of device (cpu.py, cuda.py)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,11 +13,11 @@ from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport
 from harness.training import HostPeak, Kind, LoopObserver
 
 Advise = Callable[[Recipe, HardwareSummary, OutOfMemoryReport], list[str]]
-"""What to change when the memory of a device ran out, a line each, the cheapest first (fit/advice.py)."""
+"""Gives lines on what to change when a device's memory ran out, the cheapest first (fit/advice.py)."""
 
 
 class Progress(Protocol):
-    """Who is told about every finished step (cli/terminal/profile_tables.py)."""
+    """What is told about every finished step (cli/terminal/profile_tables.py)."""
 
     def step(
         self,
@@ -38,45 +38,45 @@ class Silent:
 
 
 class History(NamedTuple):
-    """Every allocation that was recorded."""
+    """The allocations of the recorded steps."""
 
     spans: list[AllocationSpan]
     snapshot: dict[str, Any]
-    """The same for memory-viz."""
+    """The same as a memory-viz snapshot."""
     step_ends: list[int]
-    """The index, in the spans, of each recorded step's last event."""
+    """The index of each recorded step's last event, as `born` and `died` of the spans count."""
     steps: Sequence[int] = ()
-    """Which steps these are."""
+    """The numbers of the recorded steps, from 0."""
     ran_out: int | None = None
     """The index of the last event before memory ran out, if it did while every allocation was recorded."""
     highest: tuple[int, str] = (0, "")
-    """The most bytes allocated in training since the recording began, as the allocator counts, and the phase;
-    0 where nobody counts beside the history."""
+    """The most bytes allocated in training since the recording began, by the allocator's counter, and the
+    phase; 0 where there is no counter."""
 
 
 class DeviceObserver(LoopObserver, Protocol):
-    """What measures on one kind of device, and can be asked what it saw. Most answers of one that cannot tell
-    stand here.
+    """What measures on one kind of device and is then asked for its results. The bodies here are the answers
+    of an observer that cannot know.
     """
 
     times_s: list[dict[str, float]]
-    """A dict for every step begun: seconds by phase, and of the whole "step"; empty if it was not timed."""
+    """For every step begun, seconds by phase and of the whole "step"; empty if the step was not timed."""
     peaks: PhasePeaks
 
     def trained(self, training: Owner) -> None:
-        """Setup is done, and this is what it built."""
+        """Note that setup is done, and what it built."""
 
     def label(self, category: str, tensor: Tensor) -> None:
-        """`tensor` is `category`, if it was not said to be anything before."""
+        """Label the memory of `tensor` as `category`, unless it has a label already."""
 
     def end_step(self, running: int = 0) -> None:
-        """The step's work is queued: note the times of the steps that are done.
+        """The step's work is queued: note the times of those steps that the device has finished.
 
-        Waits until at most `running` of them are not; their times are noted at a later end.
+        Waits until it has finished all but `running` steps, whose times are noted at a later call.
         """
 
     def step_end_bytes(self) -> list[int]:
-        """Allocated bytes when each timed step had ended; empty where nobody counts them."""
+        """Allocated bytes at the end of each timed step; empty where they are not counted."""
         return []
 
     def peak_bytes(self) -> int | None:
@@ -88,27 +88,28 @@ class DeviceObserver(LoopObserver, Protocol):
         """The largest reserved bytes of any step so far; None where nothing is reserved."""
 
     def phase_memory(self) -> dict[str, PhaseStats]:
-        """Peaks and final bytes of the recorded steps' phases; no times."""
+        """Peaks, and the bytes at the end, of each phase of the recorded steps; without times."""
         return self.peaks.phases
 
     def apart_memory(self) -> dict[str, PhaseStats]:
-        """The same of evaluation, generation and saving in steps that were not recorded."""
+        """The same for evaluation, generation and saving in steps that were not recorded."""
         return self.peaks.apart
 
     def memory(self) -> MemoryStats:
-        """All that is known without the history."""
+        """What is known of the memory without the history."""
         ...
 
     def host_peak(self) -> HostPeak:
-        """To be entered around what puts tensors into host memory; tells nothing where nobody counts it."""
+        """A context around code that puts tensors into host memory. It yields a function that gives the
+        bytes, or None where they are not counted."""
         return nullcontext(lambda: None)
 
     def history(self) -> History:
-        """Every allocation since recording began; empty where nobody recorded."""
+        """Every allocation since recording began; empty where nothing was recorded."""
         ...
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
-        """What the device says about an allocation that failed just now."""
+        """A report on the allocation that has just failed with `error` in `phase`."""
         ...
 
     def hardware(self, dtype: str) -> HardwareSummary:
@@ -116,7 +117,7 @@ class DeviceObserver(LoopObserver, Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What more belongs into the provenance."""
+        """Facts about the device and this process for the profile's provenance."""
         ...
 
     def utilization(self) -> float | None:
@@ -124,7 +125,7 @@ class DeviceObserver(LoopObserver, Protocol):
 
 
 class Unobserved:
-    """A LoopObserver that looks at nothing: the bare steps."""
+    """A LoopObserver that observes nothing, for the bare steps."""
 
     def begin_step(self, index: int, kind: Kind) -> None:
         """See LoopObserver (training/loop.py)."""

@@ -1,4 +1,4 @@
-"""The numbers of a measured run: times and rates of its phases and of the whole step."""
+"""Times and rates of a measured run's phases and of its whole step."""
 
 import math
 import resource
@@ -21,14 +21,14 @@ from harness.step_profile import (
 from harness.training import Kind
 
 Times = Sequence[Mapping[str, float]]
-"""Of every finished timed step: seconds by phase, and of the whole "step"."""
+"""For every finished timed step, seconds by phase and of the whole "step"."""
 
 
 def phase_stats(
     memory: Mapping[str, PhaseStats], times_s: Times, flop_count: FlopCount | None
 ) -> dict[str, PhaseStats]:
-    """Every phase of a step, and others that there were: the memory as given, the times, the FLOPs where they
-    were counted.
+    """Statistics of every phase of a step, and of other phases that occurred: the given memory, the times,
+    and the FLOPs if they were counted.
     """
     seen = {*memory, *(name for times in times_s for name in times)}
     return {
@@ -45,7 +45,8 @@ def phase_stats(
 def step_stats(
     tokens: int | None, hardware: HardwareSummary, times_s: Times, flop_count: FlopCount | None
 ) -> StepStats:
-    """Time, `tokens` (of a step of all ranks) per second, and FLOPs as a share of what `hardware` can do."""
+    """The step's time, its tokens per second, and its FLOPs as a share of what `hardware` can do. `tokens`:
+    of one step of all ranks."""
     time_s = _spread(times_s, "step")
     all_flops = model_flops = None
     if flop_count is not None:
@@ -63,7 +64,8 @@ def step_stats(
 def log_line(
     index: int, kind: Kind, tokens: int | None, loss: float | None, times_s: Mapping[str, float]
 ) -> dict[str, Any]:
-    """A step as log.jsonl has it; `times_s` as in Times. A loss that is not finite is null, and named."""
+    """A step's line in log.jsonl; `times_s` as in Times. A loss that is not finite is null, and `not_finite`
+    says what it was."""
     line: dict[str, Any] = {"step": index, "kind": kind, "num_tokens": tokens, "loss": loss}
     if loss is not None and not math.isfinite(loss):
         line |= {"loss": None, "not_finite": str(loss)}  # JSON has no nan
@@ -71,12 +73,13 @@ def log_line(
 
 
 def peak_rss_bytes() -> int:
-    """Resident memory of this process at its largest."""
+    """The largest resident memory of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux, bytes on macOS
 
 
 def _spread(times_s: Times, name: str) -> TimeStats:
+    """Median and percentiles of the times called `name`."""
     seconds = [times[name] for times in times_s if name in times]
     if not seconds:
         return TimeStats()

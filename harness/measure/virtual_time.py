@@ -1,4 +1,4 @@
-"""A trace's times by the clock of a virtual GPU, in place of those of the machine that computed nothing."""
+"""Gives a memory trace the times of a virtual GPU's clock, since the host computed nothing."""
 
 import time
 from collections import deque
@@ -12,22 +12,22 @@ MOST_MARKS = 10_000
 
 
 class VirtualTime:
-    """Pairs of both clocks, the host's and that of the virtual device `index`."""
+    """Readings of two clocks at the same moments: the host's, and that of the virtual device `index`."""
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._marks: deque[tuple[int, int]] = deque(maxlen=MOST_MARKS)
 
     def mark(self) -> int | None:
-        """Note both now, at a border of a phase. The device's, in us; None on a real device."""
+        """Read both clocks, at a phase's begin or end. Returns the device's, in us; None on a real device."""
         if not has_clock():
             return None
         self._marks.append((time.time_ns() // 1000, device_worked_us(self._index)))
         return self._marks[-1][1]
 
     def put_into(self, trace: list[dict[str, Any]]) -> None:
-        """Move each entry's `time_us` to where the device was: between two marks in proportion. Where the
-        clock began after the trace, the entries are counted, as nobody knows their times."""
+        """Set each entry's `time_us` to the device's time, interpolated between two marks. If the first mark
+        is later than the trace's begin, the times are not known, and each is the entry's index."""
         if not has_clock() or not trace:
             return
         given = [entry.get("time_us", 0) for entry in trace]

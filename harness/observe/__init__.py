@@ -1,4 +1,4 @@
-"""Instruments that two answers share while a step runs: storages, labels, recordings, FLOPs."""
+"""Instruments that two answers share while a step runs: trackers of storages, labels, recordings, FLOPs."""
 
 from harness.observe.flops import FlopCount, operator_flops
 from harness.observe.frames_of_error import failed_request

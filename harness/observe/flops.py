@@ -1,4 +1,4 @@
-"""FLOPs of the operators that really run, by phase. Formulas: torch.utils.flop_counter's, and our own."""
+"""Counts FLOPs of the operators that run, by phase, with torch.utils.flop_counter's formulas and our own."""
 
 import re
 from collections import defaultdict
@@ -24,7 +24,7 @@ def operator_flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> in
 
 
 class FlopCount(TorchDispatchMode):
-    """Adds up FLOPs while active, and notes which attention operators ran. `phase` names where.
+    """Adds up FLOPs by phase while active, and notes which attention operators ran.
 
     Recomputation is counted apart as well: in backward, autograd's own operators run without grad mode
     and a checkpointed block's second forward runs with it, which tells the two from each other.
@@ -68,7 +68,9 @@ _safe_softmax, which nothing else in a model calls."""
 
 
 def _product(packet: Any, factors: int) -> Formula:
-    """torch's count. Behind the factors some overloads have the result's dtype, which it does not know."""
+    """torch's count, from the factors alone: some overloads have the result's dtype as a last argument, which
+    torch's formula does not accept.
+    """
     return lambda args, out: flop_registry[packet](*args[:factors], out_val=out)
 
 
@@ -127,5 +129,6 @@ FORMULAS: dict[str, Formula] = {
     "bitsandbytes::gemm_4bit": _linear_4bit,
     "bitsandbytes::gemv_4bit": _linear_4bit,
 }
-"""By the name in the operator's schema, (args, out) to FLOPs: what torch's registry does not know, or not as
-it is called here. What else an operator does on CUDA: kernels/operators.py, by the same name."""
+"""Functions of (args, out) that give FLOPs, by the name in the operator's schema, for operators that torch's
+registry lacks, or counts otherwise. What else an operator does on CUDA: kernels/operators.py, by the same
+name."""

@@ -1,4 +1,4 @@
-"""What memory ran out for: the line of the model or program that asked, and what there is as large."""
+"""Finds what memory ran out for: the requesting line of the model or program, and a tensor of that size."""
 
 import re
 import traceback
@@ -15,16 +15,16 @@ _PLUMBING = re.compile(
     rf"(?:{re.escape(str(PACKAGE))}|{re.escape(str(Path(torch.__file__).parent))})/"
     r"|.*/python3\.\d+/(?!(?:site|dist)-packages/)|<"
 )
-"""Files that ask for no tensor of their own: PyTorch's, ours, Python's."""
+"""Files whose frames do not say what was asked for: PyTorch's, ours, Python's."""
 _ABOVE_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/")
 _OTHER_DTYPES = {8: "fp64", 4: "fp32", 2: "16 bit", 1: "8 bit"}
-"""By bytes of a number, where it is not the tensor's own dtype that was asked for."""
+"""Names for dtypes by bytes of a number, where the request is as large as a tensor in another dtype."""
 _ROUNDED_TO = 2**21
-"""A large request is as much more than its tensor at most: the allocator asks for whole pages."""
+"""A large request may be less than this larger than its tensor: the allocator asks for whole pages."""
 
 
 def failed_request(error: BaseException, requested_bytes: int | None) -> dict[str, Any]:
-    """What was requested, as fields of an OutOfMemoryReport, from the frames that `error` came through.
+    """What was requested, as fields of an OutOfMemoryReport, from the frames of `error`'s traceback.
 
     `transformers/loss/loss_utils.py:61 ForCausalLMLoss` is the innermost frame outside PyTorch, and `as large
     as logits in fp32: 4 × 4,096 × 151,936 × 4 B` a tensor that it, or what it called, has by a name.
@@ -38,8 +38,8 @@ def failed_request(error: BaseException, requested_bytes: int | None) -> dict[st
     frame, line = frames[inner - 1]
     file = frame.f_code.co_filename
     place = _ABOVE_PACKAGE.sub("", file) if _ABOVE_PACKAGE.match(file) else file.rpartition("/")[2]
-    asked = [frame.f_locals, *(called.f_locals for called, _ in frames[inner:])]
-    found = (said for variables in asked for said in _as_large(variables, requested_bytes or 0))
+    scopes = [frame.f_locals, *(called.f_locals for called, _ in frames[inner:])]
+    found = (words for variables in scopes for words in _as_large(variables, requested_bytes or 0))
     return {
         "requested_bytes": requested_bytes,
         "requested_is": next(found, None),
@@ -48,7 +48,7 @@ def failed_request(error: BaseException, requested_bytes: int | None) -> dict[st
 
 
 def _as_large(variables: Mapping[str, Any], requested_bytes: int) -> Iterator[str]:
-    """What of a frame's variables has so many bytes: the output of its Linear, or a tensor, in any dtype."""
+    """Words for what has so many bytes in a frame: the output of its Linear, or a tensor in any dtype."""
     module, given = variables.get("self"), variables.get("input")
     if isinstance(module, torch.nn.Linear) and isinstance(given, torch.Tensor):
         shape = [*given.shape[:-1], module.out_features]
@@ -58,13 +58,14 @@ def _as_large(variables: Mapping[str, Any], requested_bytes: int) -> Iterator[st
     for name, value in variables.items():
         if isinstance(value, torch.Tensor):
             own = value.element_size()
-            for width in (own, *(each for each in _OTHER_DTYPES if each != own)):
+            for width in (own, *(other for other in _OTHER_DTYPES if other != own)):
                 if _is(value.shape, width, requested_bytes):
                     dtype = str(value.dtype).removeprefix("torch.") if width == own else _OTHER_DTYPES[width]
                     yield f"as large as {name} in {dtype}: {_spelled(value.shape, width)}"
 
 
 def _is(shape: Any, width: int, requested_bytes: int) -> bool:
+    """Whether a request of so many bytes may be for this shape with numbers of `width` bytes."""
     more_bytes = requested_bytes - prod(shape) * width
     return 0 <= more_bytes < min(_ROUNDED_TO, requested_bytes / 8)
 

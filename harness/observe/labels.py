@@ -1,4 +1,4 @@
-"""Which tensors of a training are parameters, gradients or optimizer state: a memory profile's labels."""
+"""Labels for a memory profile: which tensors of a training are parameters, gradients or optimizer state."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Owner(Protocol):
-    """Whose tensors they are: a Training, or what was found of a loop that is not ours (loops/kept.py)."""
+    """What holds a training's tensors: a Training, or what was found of a watched loop (loops/kept.py)."""
 
     @property
     def model(self) -> nn.Module: ...
     @property
     def optimizer(self) -> Any:
-        """Of torch.optim.Optimizer: `param_groups` and `state`."""
+        """An object with the `param_groups` and `state` of a torch.optim.Optimizer."""
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None: ...
@@ -47,11 +47,11 @@ def owned_tensors(training: Owner) -> Iterator[tuple[str, Tensor]]:
     for path, module in training.model.named_modules():
         for tensor in _module_tensors(module):
             yield path, tensor
-            yield from ((path, kept) for kept in tensors_in(state.get(tensor)))
+            yield from ((path, state_tensor) for state_tensor in tensors_in(state.get(tensor)))
 
 
 def module_paths(training: Owner) -> dict[int, str]:
-    """The module's path by the id of each tensor of `owned_tensors`; a shared weight has the first one's."""
+    """The module path of each tensor of `owned_tensors`, by the tensor's id; the first of a shared weight."""
     paths: dict[int, str] = {}
     for path, tensor in owned_tensors(training):
         paths.setdefault(id(tensor), path)
@@ -65,7 +65,7 @@ def model_tensors(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _module_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """What one module keeps itself, its children left out."""
+    """The tensors that one module keeps itself, without those of its children."""
     yield from (buffer for buffer in module._buffers.values() if buffer is not None)
     for parameter in module._parameters.values():
         if parameter is None:
@@ -79,9 +79,11 @@ def _module_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 @contextmanager
 def gradients_seen(training: Owner | None, phase: str, seen: Callable[[Tensor], None]) -> Iterator[None]:
-    """Inside, in backward, `seen(weight)` is called whenever a trained weight's gradient is complete.
+    """Inside, if `phase` is backward, `seen(weight)` is called whenever a trained weight's gradient is
+    complete.
 
-    One that is stepped in backward is seen just before: the older hook that does so frees the gradient.
+    For a weight that is stepped in backward it is called just before: the older hook that steps it frees the
+    gradient.
     """
 
     def hook(weight: Tensor) -> None:
@@ -106,7 +108,7 @@ def gradients_seen(training: Owner | None, phase: str, seen: Callable[[Tensor], 
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Tensors in nested dicts and lists, and in the attributes of objects that libraries keep."""
+    """The tensors in nested dicts and lists, and in the objects that optimizers and quantization keep."""
     if type(value).__name__ in ("OptimState8bit", "OptimState4bit"):  # torchao's, which are tensors too
         yield from (value.codes, value.scale, value.qmap)
     elif isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Peaks of setup, of the first step, and of each phase of the recorded steps: what a profile keeps."""
+"""Keeps the peaks that a profile has: of setup, of the first step, and of each phase of recorded steps."""
 
 from collections.abc import Sequence
 
@@ -7,25 +7,26 @@ from harness.training import Kind
 
 
 class PhasePeaks:
-    """Bytes, each the largest of its kind so far; None or nothing before the first."""
+    """The peaks so far, in bytes; None or empty before the first."""
 
     def __init__(self, *, all_steps: bool = False) -> None:
-        """`all_steps`: whoever notes a phase knows it whole, of a recorded step or not."""
+        """`all_steps`: the peaks that are noted are exact in every step, and not in recorded ones alone."""
         self.setup_bytes: int | None = None
         self.first_step_bytes: int | None = None
         self.phases: dict[str, PhaseStats] = {}
-        """Of the recorded steps, by name; with `all_steps` of every step."""
+        """By name, the phases of the recorded steps; with `all_steps` of every step."""
         self.apart: dict[str, PhaseStats] = {}
-        """Of evaluation, generation and saving in steps that were not recorded; with `all_steps` nothing."""
+        """Evaluation, generation and saving in steps that were not recorded; empty with `all_steps`."""
         self._all_steps = all_steps
 
     def note(
         self, name: str, kinds: Sequence[Kind], peak: int, end: int, reserved: int | None = None
     ) -> PhaseStats | None:
-        """The phase `name` has ended, in setup or in the last of the steps that are begun, whose `kinds` are.
+        """Note that the phase `name` has ended. `kinds`: those of all steps that have begun, of which the
+        last one had the phase; empty in setup.
 
-        `peak` and `reserved`: largest allocated and reserved bytes within it; `end`: allocated now. Returns
-        what is known of a recorded step's phase.
+        `peak` and `reserved`: the most bytes allocated and reserved within it; `end`: the bytes allocated
+        now. Returns the phase's statistics, None where it has none.
         """
         if not kinds:
             self.setup_bytes = peak
@@ -34,8 +35,8 @@ class PhasePeaks:
             self.first_step_bytes = max(self.first_step_bytes or 0, peak)
         if kinds[-1] != "recorded" and not self._all_steps and name not in PHASES_BETWEEN_STEPS:
             return None
-        kept = self.phases if self._all_steps or kinds[-1] == "recorded" else self.apart
-        stats = kept.setdefault(name, PhaseStats())
+        by_name = self.phases if self._all_steps or kinds[-1] == "recorded" else self.apart
+        stats = by_name.setdefault(name, PhaseStats())
         stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, peak)
         stats.allocated_at_end_bytes = end
         if reserved is not None:

@@ -1,4 +1,4 @@
-"""What a StorageTracker saw: the memory history of a CPU run or of a simulation, as allocation spans."""
+"""The memory history that a StorageTracker records, of a CPU run or of a simulation, as allocation spans."""
 
 import re
 import time
@@ -10,31 +10,32 @@ from harness.snapshot import BEFORE_RECORDING, AllocationSpan
 
 
 class Recording:
-    """A tracker's sink: a span for every device storage, the bytes live now and at most, and the bytes of
-    what was made inside `on_host()`, counted apart.
+    """A tracker's sink: it keeps a span for every storage on the device, the bytes live now and at the peak,
+    and separately the bytes of what was made inside `on_host()`.
     """
 
     def __init__(self, *, clocked: bool = False) -> None:
         self.clocked = clocked
         self.phase = "setup"
         self.module: str | None = None
-        """Path of the module that runs, where somebody tells (the simulation does)."""
+        """Path of the module that runs, where it is set (by the simulation)."""
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self.host_bytes = 0
         self.host_peak_bytes = 0
         self.spans: list[AllocationSpan] = []
         self.times_us: list[int] = []
-        """Of the clock at each event, where `clocked`."""
+        """The time of each event, in microseconds since 1970, if `clocked`."""
         self._live: dict[int, AllocationSpan] = {}
         self._last_event = BEFORE_RECORDING
         self._shown: dict[int, tuple[tuple[TrackedFrame, ...], Sequence[dict[str, str | int]]]] = {}
-        """Stacks by id, since a tracker gives the same object for the same stack, and kept for its id."""
+        """(the tracker's stack, the frames of its spans) by the stack's id: a tracker gives the same object
+        for the same stack, which is kept here so that its id stays its own."""
 
     def born(
         self, key: int, size_bytes: int, on_host: bool, op: str, frames: tuple[TrackedFrame, ...]
     ) -> None:
-        """A storage was made (Sink, observe/storage_tracker.py)."""
+        """Note that a storage was made (see Sink in observe/storage_tracker.py)."""
         if on_host:
             self.host_bytes += size_bytes
             self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)
@@ -50,7 +51,7 @@ class Recording:
             birth_phase=self.phase,
             module=self.module,
             operator=op,
-            frames=() if op == "adopted" else self._frames(frames),  # nobody knows who made it
+            frames=() if op == "adopted" else self._frames(frames),  # an adopted tensor's maker is not known
         )
         self._live[key] = span
         self.spans.append(span)
@@ -67,7 +68,7 @@ class Recording:
         return known[1]
 
     def died(self, key: int, size_bytes: int, on_host: bool) -> None:
-        """A storage was freed (Sink, observe/storage_tracker.py)."""
+        """Note that a storage was freed (see Sink in observe/storage_tracker.py)."""
         if on_host:
             self.host_bytes -= size_bytes
             return
@@ -78,26 +79,26 @@ class Recording:
         span.died, span.death_phase = self._last_event, self.phase
 
     def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
-        """Address and size of the block that holds a storage. Without an allocator: a number and its bytes.
+        """The address and size of the block that holds a storage; without an allocator its key and its bytes.
 
-        simulate/memory.py asks a model of the CUDA allocator instead.
+        simulate/memory.py overrides this with a model of the CUDA allocator.
         """
         return key, size_bytes
 
     def removed(self, key: int) -> None:
-        """The storage's block is free."""
+        """Called when the storage's block is free."""
 
     @property
     def last_event(self) -> int:
-        """The index of the last event; `born` and `died` count in it."""
+        """The index of the last event, as `born` and `died` of the spans count."""
         return self._last_event
 
     def live_spans(self) -> Iterable[AllocationSpan]:
-        """What is live now on the device."""
+        """The spans of what is live on the device now."""
         return self._live.values()
 
     def restart(self) -> None:
-        """Forget what has died; what is live was there before the recording."""
+        """Begin the recording anew: forget what was freed; what is live was there before the recording."""
         self._last_event = BEFORE_RECORDING
         self.times_us.clear()
         self.spans = list(self._live.values())
@@ -105,12 +106,12 @@ class Recording:
             span.born = BEFORE_RECORDING
 
     def reset_peak(self) -> None:
-        """Start a new peak at what is live now."""
+        """Begin a new peak at the bytes that are live now."""
         self.peak_bytes = self.allocated_bytes
 
     @contextmanager
     def host_peak(self) -> Iterator[Callable[[], int]]:
-        """Inside: a function that says how many bytes more than before were in host memory at most."""
+        """Yields a function that gives the most bytes in host memory since then, beyond those from before."""
         before, peak = self.host_bytes, self.host_peak_bytes
         self.host_peak_bytes = before
         try:
@@ -119,20 +120,20 @@ class Recording:
             self.host_peak_bytes = max(peak, self.host_peak_bytes)
 
     def label(self, key: int | None, category: str) -> None:
-        """Say what a live storage is. The first label stays; what is on the host needs none."""
+        """Give a live storage a category. The first one stays; a storage on the host is passed over."""
         span = self._live.get(key) if key is not None else None
         if span is not None and span.category is None:
             span.category = category
 
     def own(self, key: int | None, module: str) -> None:
-        """Say which module a live storage belongs to."""
+        """Set the module that a live storage belongs to."""
         span = self._live.get(key) if key is not None else None
         if span is not None:
             span.module = module
 
 
 _PLUMBING = re.compile(r"/torch/(_dynamo/eval_frame|_compile|_ops)\.py$|/harness/(simulate|loops)/")
-"""Between an operator and a dispatch mode, or in CUDA's place: there only because somebody looks."""
+"""Files whose frames are there only because a run is recorded or simulated, and are left out of stacks."""
 
 
 def _shown(stack: tuple[TrackedFrame, ...]) -> Sequence[dict[str, str | int]]:

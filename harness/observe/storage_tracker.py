@@ -1,7 +1,8 @@
-"""Follows every tensor storage from birth to death while a step runs, on the CPU or on shape-only tensors.
+"""Follows every tensor storage from its allocation ("born") to its free ("died") while a step runs, on the
+CPU or on shape-only tensors.
 
-This is what "allocated" means where there is no CUDA allocator to ask, and it is what feeds the model of
-that allocator in a simulation.
+Where there is no CUDA allocator with counters, "allocated" means what this counts; in a simulation it feeds
+the model of that allocator.
 """
 
 import sys
@@ -23,24 +24,25 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 Frame = tuple[CodeType, int]
 """A code object and a line number: enough for a file, a function and a line, and cheap to keep."""
 MAX_FRAMES = 24
+"""How many frames of a stack are kept, the innermost ones."""
 _resize = torch.UntypedStorage.resize_
 _SKIPPED = (__file__, nn_module.__file__)
-"""Every call of a module goes through three functions of torch.nn.modules.module: they say nothing."""
+"""Files whose frames are left out: every call of a module has three in torch.nn.modules.module."""
 
 
 _HELD_BY_THE_CALL = 4
-"""References to an argument that only the engine's buffer holds: that one, and the call's own three."""
+"""The references to an argument that only the engine's buffer holds: that one, and three of the call."""
 
 
 class Sink(Protocol):
-    """Who is told about storages. `key` is a new integer for every birth."""
+    """What is told about storages. `key` is a new integer for every allocation."""
 
     def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: tuple[Frame, ...]) -> None: ...
     def died(self, key: int, size_bytes: int, on_host: bool) -> None: ...
 
 
 class StorageTracker(TorchDispatchMode):
-    """While active, tells `sink` each storage that an operator makes; and its death, active or not."""
+    """While active, tells `sink` of each storage that an operator makes, and of its free at any time."""
 
     def __init__(self, sink: Sink, *, frames: bool = False) -> None:
         super().__init__()
@@ -49,10 +51,12 @@ class StorageTracker(TorchDispatchMode):
         self.on_host: set[int] = set()
         """Keys of live storages made inside `on_host()`."""
         self._keys: dict[int, int] = {}
+        """The keys of live storages, by their address."""
         self._refs: dict[int, Any] = {}
+        """Weak references to them, by key, whose callbacks tell of frees."""
         self._next_key = 0
         self._unpacked: Any = None
-        """The operator that a wrapper (DTensor) was called with, until its inner one comes."""
+        """The operator that a wrapper tensor (DTensor) was called with, until its inner operator comes."""
         self._stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}
 
     @classmethod
@@ -69,16 +73,16 @@ class StorageTracker(TorchDispatchMode):
         torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
 
     def push(self) -> None:
-        """Become a dispatch mode that is active. A measurement on the CPU chooses its place among others."""
+        """Become active as a dispatch mode. A measurement on the CPU overrides its place among modes."""
         super().__enter__()
 
     def pop(self, *exception: Any) -> None:
-        """Be active no more."""
+        """Become inactive."""
         super().__exit__(*exception)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _get_dispatch_mode(_FAKE) is not None:
-            # DTensor asks what shapes an operator gives: nothing is made
+            # DTensor asks for the shapes of an operator's results: nothing is allocated
             return func(*args, **(kwargs or {}))
         for tensor_type in types:
             if tensor_type is not Tensor and _is_wrapper(tensor_type):
@@ -86,7 +90,7 @@ class StorageTracker(TorchDispatchMode):
                 return self.unwrapped(func, args, kwargs or {})
         # with a mode or without, autograd does to a wrapper nothing in place
         of_wrapper, self._unpacked = self._unpacked, None
-        if id(func) in _UNLIKE:  # an operator's hash is a Python function
+        if id(func) in _DIFFERENT:  # an operator's hash is a Python function
             if func in _IN_PLACE and func is not of_wrapper and _in_engine(sys._getframe(1)):
                 func, args = _as_without_a_mode(func, args)
             if func in _INDEXING:
@@ -96,8 +100,8 @@ class StorageTracker(TorchDispatchMode):
         return out
 
     def unwrapped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Execute an operator on wrappers (DTensor): they unpack themselves, and their inner operators come
-        back here."""
+        """Execute an operator on wrapper tensors (DTensor). They unpack themselves, and the operators on what
+        they wrap come back here."""
         return NotImplemented
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -105,14 +109,14 @@ class StorageTracker(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def follows(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage counts at all."""
+        """Whether a storage is followed at all; overridden to leave some out."""
         return True
 
     def gone(self, key: int) -> None:
-        """A storage was freed. A simulation's clock wants to know."""
+        """Called when a storage was freed; overridden by a simulation, for its clock."""
 
     def key_of(self, tensor: Tensor) -> int | None:
-        """The key of `tensor`'s storage, None if it was never seen."""
+        """The key of `tensor`'s storage; None if it is not followed."""
         return self._keys.get(storage_of(tensor)._cdata)
 
     def adopt(self, tensor: Tensor) -> int | None:
@@ -128,7 +132,7 @@ class StorageTracker(TorchDispatchMode):
         The same stack is the same object every time: steps repeat a few thousand.
         """
         innermost = frame = sys._getframe(2)
-        # where each frame is, in integers: a line number takes a search, and a code object's hash its code
+        # each frame as two integers: a line number takes a search, and hashing a code object hashes its code
         place: list[int] = []
         while frame is not None and len(place) < 2 * MAX_FRAMES:
             code = frame.f_code
@@ -143,8 +147,8 @@ class StorageTracker(TorchDispatchMode):
 
     @property
     def _resizing(self) -> Any:
-        """UntypedStorage.resize_, which is no operator. FSDP gives back a gathered weight's memory by it,
-        and takes new memory for it the next time: a storage that stays, of allocations that come and go.
+        """In place of UntypedStorage.resize_, which is no operator. FSDP frees a gathered weight's memory by
+        it, and allocates it anew the next time: the storage stays, while its allocations come and go.
         """
 
         def resize_(storage: torch.UntypedStorage, size_bytes: int) -> Any:
@@ -203,8 +207,8 @@ _INDEXING = {
     *(aten.index.Tensor, aten.index_put.default, aten.index_put_.default),
     *(aten._index_put_impl_.default, aten._unsafe_index.Tensor),
 }
-"""x[[0, 2]]: Python makes a tensor of the list on the device of x (autograd/python_variable_indexing.cpp,
-sequenceToVariable), by an operator that a dispatch mode sees; but for meta by none."""
+"""Indexing operators. For x[[0, 2]] Python makes a tensor of the list on the device of x, by an operator that
+a dispatch mode sees, but not for meta (autograd/python_variable_indexing.cpp, sequenceToVariable)."""
 _IN_PLACE = {
     aten.add.Tensor: aten.add_.Tensor,  # torch/csrc/autograd/input_buffer.cpp, accumulate
     # torch/csrc/autograd/FunctionsManual.cpp: index_backward, value_selecting_reduction_backward,
@@ -214,18 +218,19 @@ _IN_PLACE = {
     aten.scatter_add.default: aten.scatter_add_.default,
     aten.masked_scatter.default: aten.masked_scatter_.default,
 }
-"""What autograd does in place, but not under a dispatch mode: there isTensorSubclassLike is always true."""
-_UNLIKE = {id(func) for func in (*_INDEXING, *_IN_PLACE)}
-"""Operators live as long as torch."""
+"""The operators that autograd runs in place instead, but not under a dispatch mode, where
+isTensorSubclassLike is always true."""
+_DIFFERENT = {id(func) for func in (*_INDEXING, *_IN_PLACE)}
+"""The ids of operators that run differently under a dispatch mode; operators live as long as torch."""
 
 
 def _in_engine(caller: FrameType) -> bool:
-    """Whether autograd's engine or a derivative in C++ called the operator: no Python lies between."""
+    """Whether autograd's engine or a derivative in C++ called the operator, without Python in between."""
     return caller.f_code is _engine_run_backward.__code__ and not torch.is_grad_enabled()
 
 
 def _as_without_a_mode(func: Any, args: Any) -> tuple[Any, Any]:
-    """The operator and the arguments that autograd would have called."""
+    """The operator and arguments that autograd would have called without a dispatch mode."""
     if func is aten.add.Tensor:
         return (_IN_PLACE[func] if _only_the_engine_has(args[0]) else func), args
     if func is aten.index_put.default:
@@ -236,7 +241,7 @@ def _as_without_a_mode(func: Any, args: Any) -> tuple[Any, Any]:
 
 
 def _only_the_engine_has(gradient: Tensor) -> bool:
-    """What the engine may add a second gradient to (input_buffer.cpp, can_accumulate_inplace)."""
+    """Whether the engine may add a second gradient in place (input_buffer.cpp, can_accumulate_inplace)."""
     return (
         gradient._use_count() <= _HELD_BY_THE_CALL  # type: ignore[attr-defined]
         and torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) <= 2
@@ -254,4 +259,5 @@ def _frames_from(frame: FrameType | None) -> tuple[Frame, ...]:
 
 
 def _is_wrapper(tensor_type: type) -> bool:
+    """Whether a tensor class dispatches operators itself, as DTensor does."""
     return tensor_type.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
-"""A step divided among ranks by PyTorch's own engines, FSDP2, DDP and DTensor: the mesh of ranks, the units
-that are gathered together, the plan that divides a layer, and what ranks tell each other about a step.
+"""Divides a step among ranks by PyTorch's own engines: FSDP2, DDP and DTensor. It has the mesh of ranks, the
+units that are gathered together, the plan that divides a layer, and the sums that ranks form about a step.
 """
 
 from harness.parallel.deferred import Deferred, loaded_by_one_thread

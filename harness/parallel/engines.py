@@ -14,16 +14,16 @@ from harness.parallel.mesh import Ranks
 from harness.recipe import Recipe
 
 Summing = Callable[[bool], AbstractContextManager[Any]]
-"""A context of one micro batch's forward and backward; it is told whether it is the last of the step."""
+"""Gives a context for one micro batch's forward and backward, by whether it is the last one of the step."""
 
 
 def divide(
     recipe: Recipe, model: nn.Module, ranks: Ranks, device: torch.device, deferred: Deferred | None = None
 ) -> nn.Module:
-    """Divide `model`, on `device` or `deferred`, among `ranks`, in place. Returns what a step calls: DDP
-    around it, or it.
+    """Divide `model`, which is on `device` or still `deferred`, among `ranks`, in place. Returns the module
+    that a step calls: the model, or DDP around it.
 
-    Raises InputError for a model that cannot be divided so.
+    Raises InputError for a model that cannot be divided in this way.
     """
     mesh = ranks.mesh
     if mesh is None:
@@ -45,7 +45,8 @@ def divide(
 
 
 def summed_at_the_end(recipe: Recipe, model: nn.Module) -> Summing:
-    """The context that leaves the gradients of every micro batch but the last on their rank; or none."""
+    """Contexts in which gradients are summed over ranks in the last micro batch only; with
+    sync_each_micro_batch, in every one."""
     if recipe.sync_each_micro_batch:
         return lambda last: nullcontext()
     if isinstance(model, DistributedDataParallel):
@@ -60,5 +61,5 @@ def summed_at_the_end(recipe: Recipe, model: nn.Module) -> Summing:
 
 
 def _data_mesh(recipe: Recipe, mesh: DeviceMesh) -> DeviceMesh:
-    """One dimension; or two, where parts of the model are there several times (hybrid sharding)."""
+    """The mesh's dimension that FSDP2 divides over; two if each part has replicas (hybrid sharding)."""
     return mesh["dp_replicate", "dp_shard"] if recipe.dp_replicate > 1 else mesh["dp_shard"]

@@ -28,7 +28,7 @@ from harness.parallel.units import without_adapter
 from harness.recipe import Recipe
 
 STYLES = ("colwise", "rowwise", "colwise_gather_output", "embedding_rowwise")
-"""Of transformers' plans, those that torch.distributed.tensor.parallel has under the same meaning."""
+"""The styles of transformers' plans that torch.distributed.tensor.parallel has with the same meaning."""
 
 
 class Whole(ParallelStyle):
@@ -50,8 +50,8 @@ class Whole(ParallelStyle):
 
 
 def divided_layers(recipe: Recipe, model: Any, mesh: DeviceMesh, make: Make) -> Make:
-    """What makes modules of `model` and divides their layers among the ranks of `mesh`, one after the other:
-    one layer is whole at a time.
+    """A function that makes modules of `model` by `make` and divides their layers among the ranks of `mesh`,
+    one after the other, so that one layer is whole at a time.
 
     Raises CannotDivide for a model without such a plan, and for heads that do not divide.
     """
@@ -88,22 +88,24 @@ def divided_layers(recipe: Recipe, model: Any, mesh: DeviceMesh, make: Make) -> 
 
 
 def _with_ancestors(name: str) -> Iterator[str]:
+    """A module's name and those of the modules that contain it."""
     while name:
         yield name
         name = name.rpartition(".")[0]
 
 
 def _plan(recipe: Recipe, base: Any) -> dict[str, str]:
+    """The style of each kind of module, by its name with `*` for numbers. Raises CannotDivide."""
     plan = dict(getattr(base, "tp_plan", None) or {})
     if not plan:
         raise CannotDivide(
             f"parallel: tp: transformers has no plan that divides the layers of {base.config.model_type}. "
             "Set parallel: fsdp."
         )
-    strange = sorted({style for style in plan.values() if style not in STYLES})
-    if strange:
+    unknown = sorted({style for style in plan.values() if style not in STYLES})
+    if unknown:
         raise CannotDivide(
-            f"parallel: tp: {base.config.model_type} is divided by {', '.join(strange)}, which is not built "
+            f"parallel: tp: {base.config.model_type} is divided by {', '.join(unknown)}, which is not built "
             "here. Set parallel: fsdp."
         )
     config = base.config.get_text_config()
@@ -120,9 +122,9 @@ def _plan(recipe: Recipe, base: Any) -> dict[str, str]:
 
 
 def _styles(name: str, module: nn.Module, style: str) -> dict[str, ParallelStyle]:
-    """The styles of a linear layer: of an adapted one, those of the base and of both added matrices.
+    """The styles of a linear layer by module name; for an adapted layer, of its base and both added matrices.
 
-    Of a colwise layer A is whole, and B computes the outputs of its rank; of a rowwise one A takes the
+    In a colwise layer A is whole, and B computes the outputs of its rank; in a rowwise layer A takes the
     inputs of its rank, and B is whole.
     """
     if hasattr(module, "base_layer"):

@@ -1,6 +1,6 @@
-"""The ranks of a step: their mesh, which rows are whose, and the sums they form on the host.
+"""The ranks of a step: their mesh, which rows each one has, and the sums that they form on the host.
 
-The group of all processes knows gloo for tensors of the host, beside NCCL for those of GPUs.
+The group of all processes has gloo for tensors of the host, besides NCCL for those of GPUs.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from harness.recipe import Recipe
 # PyTorch 2.13's name for all_gather_into_tensor, which then warns
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 DIMENSIONS = ("dp_replicate", "dp_shard", "tp")
-"""Of the mesh, the fastest last: the ranks of one machine share layers first."""
+"""The mesh's dimensions, the fastest last: the ranks of one machine share layers first."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Ranks:
     mesh: DeviceMesh | None = None
     """Dimensions dp_replicate, dp_shard, tp; None in a process that runs alone."""
     data_rank: int = 0
-    """Which rows are this rank's, of data_ranks."""
+    """Which of data_ranks shares of a batch's rows this rank has."""
     data_ranks: int = 1
 
     def shared(self, batch_tokens: int) -> float:
-        """What this rank's losses are divided by, from the predicted tokens of its own rows.
+        """The number that this rank's losses are divided by, from the predicted tokens of its own rows.
 
-        Engines average gradients over data_ranks ranks. The gradient of a batch is the sum over its tokens
-        divided by all of them: so each rank divides by all tokens / data_ranks. In a process that runs
-        alone that is its own number.
+        Engines average gradients over data_ranks ranks. The gradient of a batch is the sum over its tokens,
+        divided by the number of all of them: so each rank divides by all tokens / data_ranks. In a process
+        that runs alone that is its own number of tokens.
         """
         if self.mesh is None:
             return batch_tokens
@@ -44,7 +44,7 @@ class Ranks:
         return int(total) / dist.get_world_size()
 
     def averaged(self, loss: Tensor) -> float:
-        """The loss of the whole step, from the losses that `shared` made of each rank's rows."""
+        """The loss of the whole step, from each rank's loss, which was divided by what `shared` gave."""
         if self.mesh is None:
             return float(loss)
         total = torch.tensor(float(loss), dtype=torch.float64)
@@ -52,8 +52,8 @@ class Ranks:
         return float(total) / dist.get_world_size()
 
     def padded(self, tensor: Tensor, value: int) -> Tensor:
-        """`tensor` (rows, length, ...), with `value` behind it where another rank's is longer: as accelerate
-        does before it gathers (pad_across_processes), which makes the longer one twice.
+        """`tensor` (rows, length, ...), padded with `value` to the length of the longest rank's: as
+        accelerate does before it gathers (pad_across_processes), which allocates the padded tensor twice.
         """
         if self.mesh is None or tensor.is_meta:  # shape-only rows are of the same length on all ranks
             return tensor
@@ -67,8 +67,8 @@ class Ranks:
         return padded
 
     def gathered(self, tensor: Tensor) -> Tensor:
-        """The rows of all ranks' data, those of rank 0 first: on every rank, as accelerate's `gather` has
-        them. `tensor` (rows, ...) is of the same shape on all.
+        """The rows of all data ranks, those of rank 0 first, on every rank, as accelerate's `gather` has
+        them. `tensor` (rows, ...) has the same shape on all ranks.
         """
         if self.mesh is None or self.data_ranks == 1:
             return tensor
@@ -81,6 +81,7 @@ class Ranks:
 
 
 ALONE = Ranks()
+"""A process that runs a step by itself."""
 
 
 def ranks_of(recipe: Recipe, device: torch.device) -> Ranks:
@@ -109,15 +110,15 @@ def ranks_of(recipe: Recipe, device: torch.device) -> Ranks:
 GONE, LATE = "another rank is gone", "another rank did not come to a sum in time"
 
 
-def lost_rank(told: str) -> str | None:
-    """What a message, of gloo or of a rank that had one, says about another rank that is gone or does not
-    answer; None if it is about none.
+def lost_rank(message: str) -> str | None:
+    """GONE or LATE if an error's message, of gloo or passed on by a rank, is about another rank that is gone
+    or does not answer; None if it is not.
     """
     if (
-        LATE in told
-        or "Timed out waiting" in told
-        or ("timeout" in told.lower() and "collective" in told.lower())
+        LATE in message
+        or "Timed out waiting" in message
+        or ("timeout" in message.lower() and "collective" in message.lower())
     ):
         return LATE
     gone = (GONE, "Connection closed by peer", "Connection reset by peer", "gloo/transport", "Broken pipe")
-    return GONE if any(part in told for part in gone) else None
+    return GONE if any(part in message for part in gone) else None

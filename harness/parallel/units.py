@@ -1,4 +1,4 @@
-"""FSDP2: which layers are gathered together, in what dtype, and where the parts live.
+"""FSDP2: which layers are gathered together, in what dtype, and where their parts are kept.
 
 A unit is what one `fully_shard` call covers: its weights are gathered by one all-gather before it runs, and
 its gradients are summed and divided by one reduce-scatter. The layout decides how much of the model is whole
@@ -24,11 +24,12 @@ from harness.system import TorchRelease
 def shard_units(recipe: Recipe, model: nn.Module, mesh: DeviceMesh, device: torch.device, make: Make) -> None:
     """Divide the weights of `model` among the ranks of `mesh`, unit by unit, the model itself last.
 
-    Just before, each unit is made: one is whole at a time, beside the parts of those before it. The last
-    unit takes what no other has. PyTorch keeps it gathered from its forward to its backward.
+    Each unit is made just before it is divided: one unit is whole at a time, besides the parts of those
+    before it. The last unit takes what no other has. PyTorch keeps it gathered from its forward to its
+    backward.
 
     Raises CannotDivide for a model without blocks and for weights that this PyTorch cannot divide, and
-    InputError for cpu_offload where there is nothing to leave.
+    InputError for cpu_offload without a GPU.
     """
     if recipe.cpu_offload and device.type == "cpu":
         raise InputError("cpu_offload: there is no GPU here to take the weights off. Set cpu_offload: false.")
@@ -38,17 +39,21 @@ def shard_units(recipe: Recipe, model: nn.Module, mesh: DeviceMesh, device: torc
         "offload_policy": CPUOffloadPolicy() if recipe.cpu_offload else OffloadPolicy(),
     }
     layout = {"block": _blocks, "accelerate": _as_accelerate, "transformers": _as_transformers}[recipe.wrap]
-    for unit, kept in list(layout(model)):  # found before any is made: tied weights are the same objects
+    for unit, stays_gathered in list(
+        layout(model)
+    ):  # found before any is made: tied weights are the same objects
         modules = unit if isinstance(unit, list) else [unit]
         make(modules)
         _refuse_integers(modules)
-        fully_shard(unit, reshard_after_forward=recipe.reshard_after_forward and not kept, **how)
+        reshard = recipe.reshard_after_forward and not stays_gathered
+        fully_shard(unit, reshard_after_forward=reshard, **how)
     make([model])
     fully_shard(model, **how)
 
 
 def _refuse_integers(modules: list[nn.Module]) -> None:
-    """bitsandbytes stores the experts of a mixture as bytes, whatever the other weights are stored as."""
+    """Raise CannotDivide for weights of integers if this PyTorch cannot divide them: bitsandbytes stores the
+    experts of a mixture as bytes, whatever the other weights are stored as."""
     if TorchRelease.of(torch.__version__).fsdp_divides_integers:
         return
     for module in modules:
@@ -62,8 +67,8 @@ def _refuse_integers(modules: list[nn.Module]) -> None:
 
 
 def _precision(recipe: Recipe) -> MixedPrecisionPolicy:
-    """With a mixed precision the parts are fp32 and are gathered in the dtype of the products: what autocast
-    does in one process, weight by weight."""
+    """With a mixed precision the parts are fp32 and are gathered in the dtype of the products, as autocast
+    casts them in one process, weight by weight."""
     return MixedPrecisionPolicy(
         param_dtype=DTYPES[recipe.compute_dtype] if recipe.mixed else None,
         reduce_dtype=None if recipe.reduce_dtype is None else DTYPES[recipe.reduce_dtype],
@@ -71,10 +76,11 @@ def _precision(recipe: Recipe) -> MixedPrecisionPolicy:
 
 
 Unit = nn.Module | list[nn.Module]
+"""A module, or modules that one `fully_shard` covers. Layouts yield each with whether it stays gathered."""
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[Unit, bool]]:
-    """Every decoder block; embeddings, last norm and head stay with the model."""
+    """Every decoder block is a unit; embeddings, last norm and head stay with the model."""
     found = [block for blocks in blocks_of(model) for block in blocks]
     if not found:
         raise CannotDivide("parallel: fsdp gathers one transformer block at a time, and this model has none.")
@@ -92,10 +98,10 @@ def blocks_of(model: nn.Module) -> Iterator[nn.ModuleList]:
 
 def _as_accelerate(model: Any) -> Iterator[tuple[Unit, bool]]:
     """accelerate's fsdp2_prepare_model (utils/fsdp_utils.py, 1.15) with TRANSFORMER_BASED_WRAP: blocks by the
-    class names of _no_split_modules, the embedding, and last norm and head as one unit that is kept.
+    class names of _no_split_modules, the embedding, and last norm and head as one unit that stays gathered.
 
-    A norm is looked for beside the blocks, by its class name. Where an adapter wraps the model none is
-    found, by accelerate's own look, and it stays with the model.
+    The norm is looked for by its class name, next to the blocks. Where an adapter wraps the model, accelerate
+    finds none there, and the norm stays with the model.
     """
     names = set(model._no_split_modules or ())
     yield from ((module, False) for module in model.modules() if type(module).__name__ in names)
@@ -117,7 +123,7 @@ def without_adapter(model: Any) -> Any:
 
 def _as_transformers(model: Any) -> Iterator[tuple[Unit, bool]]:
     """transformers' apply_fully_sharded_data_parallelism (distributed/fsdp.py, 5.23), by the model's own
-    fsdp_plan: blocks, embedding, and last norm and head as one unit that is kept."""
+    fsdp_plan: blocks, embedding, and last norm and head as one unit that stays gathered."""
     base = without_adapter(model)
     modules = dict(base.named_modules())
     name_of = {module: name for name, module in modules.items()}

@@ -1,4 +1,4 @@
-"""What taken_by_one allocation is, and what the memory at the peak is made of.
+"""Says what each allocation is, and what the memory at the peak is made of.
 
 A recording is a chronological list of events of one device. An allocation lives from the event that
 made it up to, and without, the event that freed it. Two producers give the same `AllocationSpan`s: a
@@ -139,11 +139,11 @@ def bytes_by_module(spans: Sequence[AllocationSpan], index: int) -> dict[str, in
     for span in spans:
         if span.live_at(index):
             totals[span.module or ""] += span.size_bytes
-    nobody = totals.pop("", 0)
+    without_module = totals.pop("", 0)
     ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
     kinds = by_kind_of_module(dict(ordered[MOST_MODULES:]))
     named = kinds.most_common(MOST_MODULES)
-    rest = {"(other modules)": kinds.total() - sum(size for _, size in named), "(no module)": nobody}
+    rest = {"(other modules)": kinds.total() - sum(size for _, size in named), "(no module)": without_module}
     by_size = sorted([*ordered[:MOST_MODULES], *named], key=lambda item: (-item[1], item[0]))
     return dict(by_size) | {name: size for name, size in rest.items() if size}
 

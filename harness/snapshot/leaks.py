@@ -24,7 +24,7 @@ _OF_A_STEP = re.compile(r"(?:## )?(Optimizer\.step#|ProfilerStep#)")
 
 @dataclass(frozen=True)
 class Growth:
-    """What one stack holds more of at the end of steps."""
+    """How much more memory one stack's allocations hold from one end of a step to the next."""
 
     holder: Holder
     at_ends_bytes: list[int]
@@ -61,7 +61,7 @@ class Leaks:
         return sum(growth.total_bytes for growth in self.growths)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """The leaks as plain data for JSON."""
         return {
             "steps_from": self.steps_from,
             "steps": len(self.ends),

@@ -123,8 +123,8 @@ def message_in_words(message: OutOfMemoryMessage) -> Iterator[str]:
             f"allocated{private}, and {in_gib(unallocated)} free in pieces."
         )
         if message.process_bytes is not None:
-            beside = max(0, message.process_bytes - allocated - unallocated)
-            yield f"The process held {in_gib(beside)} beside it: the CUDA context, NCCL, libraries."
+            outside = max(0, message.process_bytes - allocated - unallocated)
+            yield f"The process held {in_gib(outside)} beside it: the CUDA context, NCCL, libraries."
     if message.others_bytes:
         yield f"Other processes on it held {in_gib(message.others_bytes)}: end them, or take another GPU."
     yield _remedy(message)

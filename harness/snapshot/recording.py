@@ -59,17 +59,18 @@ def devices_in(snapshot: Mapping[str, Any]) -> list[Device]:
     ]
 
 
-def chosen_device(snapshot: Mapping[str, Any], wanted: int | None = None) -> int:
-    """The device `wanted`; otherwise one that ran out of memory, then the busiest, then the fullest; else 0.
+def chosen_device(snapshot: Mapping[str, Any], index: int | None = None) -> int:
+    """The device `index`; for None one that ran out of memory, else the one with the most trace entries, then
+    the most reserved bytes; 0 where there is none.
 
-    Raises InputError, naming the devices there are, for one that the snapshot does not tell of.
+    Raises InputError, naming the devices there are, for one that is not in the snapshot.
     """
     devices = devices_in(snapshot)
-    if wanted is not None and wanted not in [device.index for device in devices]:
-        there = ", ".join(map(str, devices)) or "none"
-        raise InputError(f"the snapshot tells nothing of device {wanted}. It has these devices: {there}.")
-    if wanted is not None:
-        return wanted
+    if index is not None and index not in [device.index for device in devices]:
+        listed = ", ".join(map(str, devices)) or "none"
+        raise InputError(f"the snapshot tells nothing of device {index}. It has these devices: {listed}.")
+    if index is not None:
+        return index
     best = max(devices, key=lambda d: (d.ran_out, d.entries, d.reserved_bytes, -d.index), default=None)
     return 0 if best is None else best.index
 
@@ -95,8 +96,7 @@ _CATEGORY_OF_PROFILER = {
     "autograd_detail": "other",
     "unknown": "other",
 }
-"""Our category by torch.profiler's (torch/profiler/_memory_profiler.py), as _memory_viz.profile_plot writes
-that."""
+"""Our category by torch.profiler's (profiler/_memory_profiler.py), which _memory_viz.profile_plot writes."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Recording:
 def recording_of(snapshot: Mapping[str, Any], device: int | None = None) -> Recording:
     """The recording of `device`, or of the one that `chosen_device` chooses, in a snapshot of checked shape.
 
-    Raises InputError for a device that the snapshot does not tell of.
+    Raises InputError for a device that is not in the snapshot.
     """
     device = chosen_device(snapshot, device)
     trace, segments = trace_of(snapshot, device), segments_of(snapshot, device)

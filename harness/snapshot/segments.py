@@ -22,7 +22,7 @@ class Segment(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What it serves: requests of up to 1 MiB, larger ones, or (expandable) any of one stream."""
+        """small, for requests of up to 1 MiB; large, for larger ones; expandable, for any of one stream."""
         if self.expandable:
             return "expandable"
         return "small" if self.size_bytes == kSmallBuffer else "large"

@@ -18,9 +18,9 @@ class AllocationSpan:
     address: int
     size_bytes: int
     born: int
-    """BEFORE_RECORDING for memory that was there already."""
+    """BEFORE_RECORDING for memory from before the recording."""
     died: int | None = None
-    """None: still live at the end."""
+    """None for memory that is still live at the end."""
     birth_phase: str | None = None
     death_phase: str | None = None
     """The phases of the step in which it was made and freed; None where they are not known."""

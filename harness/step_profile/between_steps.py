@@ -44,8 +44,7 @@ class CheckpointStats(Fields):
     """A checkpoint as transformers' Trainer writes it. Its peaks and its time: `phases["saving"]`."""
 
     weights_bytes: Count | None = None
-    """The weights in the file: the model's or its adapter's alone; on several ranks those this rank
-    writes."""
+    """The weights in the file: the model's or its adapter's alone; on several ranks this rank's."""
     optimizer_bytes: Count | None = None
     host_bytes: Count | None = None
     """The most that it copies into host memory. What is on the host anyway is not copied."""

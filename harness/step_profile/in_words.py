@@ -56,8 +56,7 @@ KERNELS = {
     "copy": "copies",
     "idle": "device idle",
 }
-"""The words for those classes of kernels, and other parts of a step's time, that are not shown by their
-name."""
+"""The words for classes of kernels and other parts of a step's time that are not shown by their name."""
 SMALL_SHARE = 0.02
 """A share of the device's time: classes with less are shown together, as the rest."""
 SMALL_CHANGE = 0.05
@@ -95,10 +94,10 @@ def verdict(profile: StepProfile) -> str:
         return f"does not fit in the {room}: {in_gib(-spare)} are missing"
     nccl = of_nccl(profile)
     if is_tight(profile, spare):
-        beside = ", ".join(filter(None, (nccl, ALWAYS)))
-        return f"too tight to call in the {room}: {in_gib(spare)} to spare, and not counted: {beside}"
-    beside = f", {nccl} not counted" if nccl and profile.source != "measured" else ""
-    return f"fits in the {room} with {in_gib(spare)} to spare{beside}"
+        uncounted = ", ".join(filter(None, (nccl, ALWAYS)))
+        return f"too tight to call in the {room}: {in_gib(spare)} to spare, and not counted: {uncounted}"
+    uncounted = f", {nccl} not counted" if nccl and profile.source != "measured" else ""
+    return f"fits in the {room} with {in_gib(spare)} to spare{uncounted}"
 
 
 def _remedy(profile: StepProfile) -> str:
@@ -140,8 +139,8 @@ def _peak_of(profile: StepProfile, phase: str) -> str:
     if profile.oom is not None and profile.oom.phase == phase:
         return "memory runs out"
     peak, step = profile.phases[phase].peak_allocated_bytes or 0, profile.memory.peak_allocated_bytes or 0
-    beside = "more than" if peak > step else "less than"
-    return f"{in_gib(peak)} at its peak, {in_gib(abs(peak - step))} {beside} a training step"
+    relation = "more than" if peak > step else "less than"
+    return f"{in_gib(peak)} at its peak, {in_gib(abs(peak - step))} {relation} a training step"
 
 
 def _on_ranks(evaluation: EvaluationStats) -> str:
@@ -273,8 +272,8 @@ def explain_oom(profile: StepProfile) -> str:
     """One paragraph: where memory ran out, what was asked for, what filled it; then the advice."""
     oom = profile.oom
     assert oom is not None
-    asked = "" if oom.requested_bytes is None else f", asking for {in_gib(oom.requested_bytes)}"
-    asked += f" ({oom.requested_is})" if oom.requested_is else ""
+    request = "" if oom.requested_bytes is None else f", asking for {in_gib(oom.requested_bytes)}"
+    request += f" ({oom.requested_is})" if oom.requested_is else ""
     free = "" if oom.free_bytes is None else f" with {in_gib(oom.free_bytes)} free"
     free += f", at {oom.requested_at}" if oom.requested_at else ""
     counts = Counter(f"{in_gib(tensor.size_bytes)} of {tensor.category}" for tensor in oom.top)
@@ -285,4 +284,4 @@ def explain_oom(profile: StepProfile) -> str:
         filled += f" Inputs and activations of the batch's {rows:,} rows held {held} by then, {each} a row."
     advice = "".join(f"\n  {line}" for line in oom.advice)
     what_to_do = f" What would help, by arithmetic, the cheapest first:{advice}" if advice else ""
-    return f"out of memory in {oom.phase}{asked} on {profile.hardware.name}{free}.{filled}{what_to_do}"
+    return f"out of memory in {oom.phase}{request} on {profile.hardware.name}{free}.{filled}{what_to_do}"

@@ -37,8 +37,7 @@ class MemoryBreakdown(Fields):
     other_bytes: Count | None = None
     """Workspaces of libraries, and what else was there before the step."""
     gathered_parameters_bytes: Count | None = None
-    """FSDP2's gathered weights, which are whole for a while, and the all-gather outputs they are copied
-    from."""
+    """FSDP2's weights while they are whole, and the all-gather outputs that they are copied from."""
 
     def by_category(self) -> dict[str, int | None]:
         """The bytes of each category, in the order of CATEGORIES; None where they are not known."""
@@ -55,8 +54,7 @@ class StepPeak(Fields):
     step: Count
     """Counted from 0, as in log.jsonl."""
     at_peak: MemoryBreakdown
-    """Adds up to the peak; on a GPU it counts the sizes that were requested, before the allocator rounds
-    them."""
+    """Adds up to the peak; on a GPU by the requested sizes, before the allocator rounds them."""
 
 
 class MemoryStats(Fields):

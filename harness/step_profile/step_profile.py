@@ -30,8 +30,7 @@ OTHER_PHASES = ("between", *PHASES_BETWEEN_STEPS)  # of loops that are not ours:
 
 
 class TimeStats(Fields):
-    """Seconds over the timed steps. A prediction has n = 0, and p10 and p90 where its uncertainty is
-    known."""
+    """Seconds over the timed steps. A prediction has n = 0, and p10 and p90 if its uncertainty is known."""
 
     median: Quantity | None = None
     p10: Quantity | None = None
@@ -107,7 +106,7 @@ class Allocation(Fields):
 
 
 class OutOfMemoryReport(Fields):
-    """Where the memory ran out."""
+    """Where memory ran out, what was requested, and what filled the memory."""
 
     phase: str
     requested_bytes: Count | None = None
@@ -115,8 +114,7 @@ class OutOfMemoryReport(Fields):
     """What was asked for, in words, if its size tells: nothing else in this model is as large, or a tensor of
     the requesting line is."""
     requested_at: str | None = None
-    """The requesting `file:line function` of the model or program; null in backward, where none of it
-    runs."""
+    """The requesting `file:line function` of the model or program; null in backward, where none runs."""
     free_bytes: Count | None = None
     reserved_unallocated_bytes: Count | None = None
     batch_rows: Count | None = None
@@ -146,8 +144,7 @@ class NotFiniteReport(Fields):
     origin: Literal["setup", "forward", "backward", "optimizer_step"] | None = None
     """The phase that made it, perhaps in an earlier step. null: it cannot be known any more."""
     weights: list[str] = Field(default_factory=list[str], max_length=1000)
-    """The weights that were not finite when they were looked at, at most MOST_WEIGHTS, where they show the
-    origin."""
+    """The weights, at most MOST_WEIGHTS, that were found not finite, where they show the origin."""
 
     def in_words(self) -> str:
         """What was not finite, and where."""

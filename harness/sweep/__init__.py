@@ -1,4 +1,5 @@
-"""Many recipes, one table: plan, cells in processes of their own here or elsewhere, curves, page."""
+"""Asks about many recipes: their answers in one table, as curves and on a page. Each cell has a process of
+its own, here or on another machine."""
 # pyright: reportUnusedImport=false
 
 from harness.sweep.document import Sweep, sweep_of

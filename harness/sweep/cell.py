@@ -1,6 +1,6 @@
-"""The answer of one cell of a sweep, in a process of its own for all but napkin. Imports no torch itself.
+"""Answers one cell of a sweep, for all but napkin in a process of its own. Imports no torch itself.
 
-Whatever goes wrong is an outcome with its reason: a sweep goes on.
+Whatever goes wrong becomes an outcome with its reason, and the sweep goes on.
 """
 
 import json
@@ -38,14 +38,14 @@ class Outcome:
     status: Status
     reason: str | None = None
     profile: StepProfile | None = None
-    """There with ok, and with out_of_memory unless the host's memory ran out."""
+    """The answer; None where the cell was refused, failed, or ran out of the host's memory."""
     seconds: Quantity = 0.0
-    """What the answer took on the clock."""
+    """How long the answer took, by the clock."""
     traceback: str | None = None
-    """With failed: where."""
+    """The traceback of a cell that failed."""
 
     def as_json(self) -> dict[str, Any]:
-        """The outcome as JSON has it."""
+        """The outcome as plain data for JSON."""
         profile = None if self.profile is None else self.profile.model_dump(mode="json")
         return {**self.__dict__, "profile": profile}
 
@@ -63,7 +63,7 @@ class Outcome:
 
 
 def answer(kind: Kind, recipe: Recipe, hardware: str | None, device: str | None = None) -> Outcome:
-    """Ask about `recipe`: napkin and simulation for a device of the table, measurement on `device`."""
+    """The answer about `recipe`: by napkin or simulation for `hardware`, or measured on `device`."""
     begun = time.perf_counter()
     try:
         profile = _profile(kind, recipe, hardware, device)
@@ -86,9 +86,9 @@ def answer(kind: Kind, recipe: Recipe, hardware: str | None, device: str | None 
 
 
 def answer_in_process(sender: Connection, cell: Cell, kind: Kind, device: str | None) -> None:
-    """What the process of a cell does: the answer as JSON through `sender`, and nothing else.
+    """What the process of a cell does: it sends the answer as JSON through `sender`, and nothing else.
 
-    Ctrl-C at a terminal reaches this process too: the sweep decides. It ends when the sweep does.
+    It ignores Ctrl-C, which a terminal sends to it too: the sweep decides. It ends when the sweep does.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()
@@ -103,10 +103,10 @@ def answer_in_process(sender: Connection, cell: Cell, kind: Kind, device: str | 
 def out_of_memory_reason(profile: StepProfile) -> str:
     """Where the memory ran out, in one phrase."""
     assert profile.oom is not None
-    where, asked = f"out of memory in {profile.oom.phase}", profile.oom.requested_bytes
+    where, requested = f"out of memory in {profile.oom.phase}", profile.oom.requested_bytes
     if profile.source == "napkin":
         return f"{where}: the peak is {in_gib(profile.memory.peak_allocated_bytes)}"
-    return where if asked is None else f"{where}, asking for {in_gib(asked)}"
+    return where if requested is None else f"{where}, asking for {in_gib(requested)}"
 
 
 def _profile(kind: Kind, recipe: Recipe, hardware: str | None, device: str | None) -> StepProfile:
@@ -117,7 +117,8 @@ def _profile(kind: Kind, recipe: Recipe, hardware: str | None, device: str | Non
 
 
 def _end_with_the_sweep() -> None:
+    """Wait for the end of the sweep's process, and end this one with it."""
     sweep = parent_process()
     if sweep is not None:
         sweep.join()
-        os._exit(1)  # a measurement that nobody waits for would hold the device
+        os._exit(1)  # a measurement that nothing waits for would hold the device

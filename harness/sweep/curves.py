@@ -1,5 +1,5 @@
-"""What a sweep says: memory and throughput against the swept field, the line through the memory, the border
-where it runs out, and the answer in a sentence. Every number is computed from the cells. Imports no torch.
+"""What a sweep shows: memory and throughput against the swept field, the line through the memory, the value
+at which it runs out, and the answer in a sentence. Every number is computed from the cells. Imports no torch.
 """
 
 import json
@@ -16,11 +16,11 @@ from harness.sweep.processes import Row
 from harness.units import in_gib, in_ms
 
 TOKEN_FIELDS = ("micro_batch_size", "seq_len")
-"""Fields whose memory is asked to be a constant and so many bytes a token of the micro batch."""
+"""Fields for which a line is fitted: a constant, and so many bytes for each token of the micro batch."""
 GOOD_FIT = 0.999
-"""R² below this is no line: eager attention, say, grows with the square of seq_len."""
+"""With R² below this the memory is not a line: eager attention, for example, grows with seq_len squared."""
 FLAT = 0.1
-"""Throughput that grows with less than this power of the field no longer grows: doubling gives < 1.07x."""
+"""Throughput that grows with less than this power of the field counts as flat: doubling gives < 1.07x."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Point:
 
     @property
     def profile(self) -> StepProfile | None:
-        """Of a cell that went well."""
+        """The profile of a cell that went well; None for others."""
         return self.row.outcome.profile if self.row.outcome.status == "ok" else None
 
     @property
@@ -41,36 +41,36 @@ class Point:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Peak allocated."""
+        """The peak of allocated bytes; None for a cell that did not go well."""
         return self.profile.memory.peak_allocated_bytes if self.profile is not None else None
 
 
 class Line(Fields):
-    """peak allocated = constant + per_token · tokens of a micro batch, by least squares."""
+    """A fit by least squares: peak allocated bytes = constant + per_token · tokens of a micro batch."""
 
     constant_bytes: float
     per_token_bytes: float
     r_squared: float
     largest_residual_bytes: float
     tokens_per_unit: float
-    """Tokens of a micro batch for each 1 of the field."""
+    """How many tokens of a micro batch one unit of the field adds."""
     full_at: float | None
-    """Value of the field where the line meets the device's memory without the CUDA context."""
+    """The field's value at which the line reaches the device's memory less the CUDA context."""
     good: bool
     """Whether R² is GOOD_FIT at least."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One field changes, all others stay."""
+    """The cells in which one field changes and all others stay."""
 
     field: str
     others: dict[str, Any]
     """The values of the other swept fields; empty when one field changes at a time."""
     points: list[Point]
-    """Numbers in ascending order, everything else as given, the base first."""
+    """Numbers in ascending order, other values as given, the base first."""
     line: Line | None
-    """For a field of tokens with three values or more that went well."""
+    """The line through the memory, for TOKEN_FIELDS with three values or more that went well."""
 
     @property
     def numeric(self) -> bool:
@@ -88,7 +88,7 @@ class Curve:
 
 
 def curves_of(plan: Plan, rows: Sequence[Row]) -> list[Curve]:
-    """For every swept field its curve; with a grid, one for each combination of the other fields."""
+    """The curve of every swept field; with a grid, one for each combination of the other fields."""
     found: list[Curve] = []
     for field in plan.axes:
         groups: dict[str, list[Point]] = {}
@@ -102,12 +102,12 @@ def curves_of(plan: Plan, rows: Sequence[Row]) -> list[Curve]:
 
 
 def answer(curve: Curve) -> str:
-    """What the curve says about throughput and memory, in a sentence or two; empty when nothing went well."""
+    """What the curve shows of throughput and memory, in a sentence or two; empty when no cell went well."""
     scaled = curve.numeric and all(point.value > 0 for point in curve.points)
     sentences = [_throughput(curve), _memory(curve)] if scaled else [_compared(curve)]
-    said = ". ".join(sentence for sentence in sentences if sentence)
+    text = ". ".join(sentence for sentence in sentences if sentence)
     where = ", ".join(f"{name}={spelled(value)}" for name, value in curve.others.items())
-    return f"{f'With {where}: ' if where else ''}{said}." if said else ""
+    return f"{f'With {where}: ' if where else ''}{text}." if text else ""
 
 
 def _curve(field: str, others: dict[str, Any], points: list[Point]) -> Curve:
@@ -151,7 +151,7 @@ def _tokens(point: Point) -> float:
 
 
 def _throughput(curve: Curve) -> str:
-    """As in: 2x seq_len gives 1.30x throughput (1 → 2), 2x gives 1.02x (16 → 32): compute bound from 8."""
+    """For example: 2x seq_len gives 1.30x throughput (1 → 2), 2x gives 1.02x (16 → 32): compute bound."""
     known = [p for p in curve.points if p.tokens_per_s]
     if len(known) < 2:
         return ""
@@ -165,7 +165,7 @@ def _throughput(curve: Curve) -> str:
 
 
 def _bound(field: str, known: Sequence[Point]) -> str:
-    """What holds the last point back and from where on; where no profile says, where throughput goes flat."""
+    """What bounds the last point, and from which value on; if the profiles do not say, where it goes flat."""
     bounds = [p.profile.step.bound if p.profile is not None else None for p in known]
     if all(bounds):
         first = len(bounds) - 1
@@ -185,7 +185,7 @@ def _bound(field: str, known: Sequence[Point]) -> str:
 
 
 def _memory(curve: Curve) -> str:
-    """The line, and where memory runs out."""
+    """The line through the memory, and where memory runs out, in words."""
     parts: list[str] = []
     if curve.line is not None and curve.line.good:
         line = curve.line
@@ -209,7 +209,7 @@ def _memory(curve: Curve) -> str:
 
 
 def _compared(curve: Curve) -> str:
-    """Every value against the first one."""
+    """Memory and throughput of every value against the first one, in words."""
     first, *rest = curve.points
     if first.profile is None or not rest:
         return ""
@@ -225,19 +225,19 @@ def _compared(curve: Curve) -> str:
             gains.append(f"{_times(point.peak_bytes / first.peak_bytes)} memory ({sign}{in_gib(more)})")
         if first.tokens_per_s and point.tokens_per_s:
             gains.append(f"{_gain(first, point)} throughput")
-        told = f"{curve.field}={spelled(point.value)} gives {' and '.join(gains)}"
-        parts.append(f"{told}{_of_time(first.profile, point.profile)}")
+        gained = f"{curve.field}={spelled(point.value)} gives {' and '.join(gains)}"
+        parts.append(f"{gained}{_of_time(first.profile, point.profile)}")
     return f"Against {curve.field}={spelled(first.value)}: " + "; ".join(parts)
 
 
 def _of_time(first: StepProfile, other: StepProfile) -> str:
-    """Which kinds of kernels the difference of the steps' times is made of, where both are simulated."""
+    """Which kinds of kernels make up the difference of two simulated steps' times, in words; else empty."""
     here, there = first.parts_of_time_s(), other.parts_of_time_s()
     if not here or not there:
         return ""
     parts = {part: (here.get(part, 0.0), there.get(part, 0.0)) for part in {**here, **there}}
-    told = change_of_time_in_words(parts)
-    return f" (a step of {in_ms(first.step.time_s.median)}: {told})" if told else ""
+    change = change_of_time_in_words(parts)
+    return f" (a step of {in_ms(first.step.time_s.median)}: {change})" if change else ""
 
 
 _NOT_OK = {"out_of_memory": "runs out of memory", "refused": "is refused", "failed": "failed"}
@@ -252,7 +252,7 @@ def _times(factor: float) -> str:
 
 
 def _r_squared(line: Line) -> str:
-    """Never rounded up to 1."""
+    """R² with six digits, rounded down, so that it is never shown as 1 when it is not."""
     return f"{math.floor(line.r_squared * 1e6) / 1e6:.6g}"
 
 

@@ -21,15 +21,15 @@ MAX_VALUES = 2**20
 
 
 class SweptCell(Fields):
-    """A cell that is done. What is not known is None."""
+    """A finished cell. What is not known is None."""
 
     label: str
-    """What changes, as one would type it; "base" for nothing."""
+    """The changes, as one types them on the command line; "base" for none."""
     values: dict[str, Any]
-    """Of every swept field."""
+    """The value of every swept field."""
     status: Status
     reason: str | None
-    """Why, in a sentence; None when all went well."""
+    """Why the cell did not end well, in a sentence; None if it did."""
     peak_allocated_bytes: Count | None = None
     peak_reserved_bytes: Count | None = None
     peak_phase: str | None = None
@@ -38,48 +38,48 @@ class SweptCell(Fields):
     """Memory of the device."""
     step_s: Quantity | None = None
     step_from_s: Quantity | None = None
-    """10th percentile: of a measurement its steps', of an estimate that of how far off such estimates are."""
+    """10th percentile of `step_s`: over a measurement's steps, or by the error of such estimates."""
     step_to_s: Quantity | None = None
     """90th percentile."""
     tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     step_parts_s: dict[str, Quantity] = Field(default_factory=dict[str, Quantity], max_length=100)
-    """What the step's seconds consist of, where it was simulated: classes of kernels, communication, idle."""
+    """The seconds of each part of a simulated step: classes of kernels, communication, idle."""
     mfu: Quantity | None = None
     bound: Literal["compute", "memory", "host"] | None = None
     seconds: Quantity
-    """What the answer took."""
+    """How long the answer took."""
 
 
 class SweptCurve(Fields):
-    """One field changes, all others stay."""
+    """The cells in which one field changes and all others stay."""
 
     field: str
     others: dict[str, Any]
     """The values of the other swept fields; empty when one field changes at a time."""
     numeric: bool
     cells: list[int]
-    """Their places in the sweep's cells, in the curve's order."""
+    """The indices of its cells in the sweep's, in the curve's order."""
     line: Line | None
     largest_fitting: float | None
     smallest_out_of_memory: float | None
     answer: str
-    """What it says, in words; empty when nothing went well."""
+    """What the curve shows, in words; empty when no cell went well."""
 
 
 class Sweep(Fields):
-    """A sweep, as far as it is done."""
+    """A sweep, as far as its cells are finished."""
 
     schema_version: int = SCHEMA_VERSION
     kind: Kind
     name: str
-    """Of the recipe."""
+    """The recipe's name."""
     grid: bool
     hardware: str | None
     base: Details
     """The base recipe with every field; with a grid, without those that are swept."""
     axes: dict[str, list[Any]]
     complete: bool
-    """Whether every cell is there."""
+    """Whether every cell is finished."""
     cells: list[SweptCell] = Field(min_length=1, max_length=MOST_CELLS + 1)
     curves: list[SweptCurve] = Field(max_length=MOST_CELLS + 1)
     provenance: Details
@@ -90,21 +90,21 @@ class Sweep(Fields):
 
     @property
     def answers(self) -> list[str]:
-        """What the curves say, and first what speaks against comparing the cells."""
-        said = [curve.answer for curve in self.curves if curve.answer]
+        """What the curves show, in sentences, after a warning where the cells cannot be compared."""
+        sentences = [curve.answer for curve in self.curves if curve.answer]
         devices = self.provenance.get("devices")
         if isinstance(devices, dict):
             named = cast("dict[str, Any]", devices)
             listed = "; ".join(f"{label} on {device}" for label, device in named.items())
-            said.insert(0, f"These cells were measured on different devices: {listed}.")
+            sentences.insert(0, f"These cells were measured on different devices: {listed}.")
         if best := self.best_for_memory():
             listed = "; ".join(f"{cell.label} ({in_gib(cell.peak_allocated_bytes)})" for cell in best)
-            said.append(f"None is faster with as little memory than, from the smallest: {listed}.")
-        return said
+            sentences.append(f"None is faster with as little memory than, from the smallest: {listed}.")
+        return sentences
 
     def best_for_memory(self) -> list[SweptCell]:
-        """The Pareto front of a sweep over several fields: cells than which none is faster with as little
-        memory, by their peak of allocated memory. Empty where nothing can be chosen between."""
+        """The Pareto front of a sweep over several fields: the cells than which no other is faster with as
+        little memory, in order of their peak allocated bytes. Empty where it leaves no choice."""
         known = [cell for cell in self.cells if cell.status == "ok" and cell.tokens_per_s]
         known.sort(key=lambda cell: (cell.peak_allocated_bytes or 0, -(cell.tokens_per_s or 0)))
         best: list[SweptCell] = []
@@ -140,7 +140,7 @@ class Sweep(Fields):
 
 
 def sweep_of(plan: Plan, rows: Sequence[Row]) -> Sweep:
-    """The document of the cells that are done."""
+    """The document of the finished cells."""
     places = {id(row): place for place, row in enumerate(rows)}
     curves: list[SweptCurve] = []
     for curve in curves_of(plan, rows):
@@ -172,7 +172,7 @@ def sweep_of(plan: Plan, rows: Sequence[Row]) -> Sweep:
 
 
 def _devices(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
-    """Of measured cells the device by label, where an engine chose several."""
+    """The device of each measured cell by label, where an engine chose different ones."""
     profiles = {_label(plan, row): row.outcome.profile for row in rows}
     found = {label: profile.hardware.name for label, profile in profiles.items() if profile is not None}
     several = plan.kind == "measured" and len(set(found.values())) > 1
@@ -202,7 +202,7 @@ def _swept(plan: Plan, row: Row) -> SweptCell:
 
 
 def _label(plan: Plan, row: Row) -> str:
-    """What the cell changes; the base with its value when only one field is swept."""
+    """A cell's changes; for the base, where only one field is swept, the value of that field."""
     if row.cell.changes or len(plan.axes) > 1:
         return row.cell.label
     (name,) = plan.axes

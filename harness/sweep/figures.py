@@ -20,8 +20,8 @@ from harness.units import GIB, in_gib
 def write_figures(sweep: Sweep, folder: Path) -> list[Path]:
     """Draw <field>.png for every swept field; with a grid, the first of its curves. Returns the files.
 
-    Each file says of which sweep it is: `Description` is the digest of sweep.json. Raises InputError when
-    they cannot be written, MissingDependency without matplotlib.
+    Each file's `Description` is the `digest` of the sweep that it shows. Raises InputError when they cannot
+    be written, MissingDependency without matplotlib.
     """
     figure_class = drawing()
     first = {curve.field: curve for curve in reversed(sweep.curves)}
@@ -42,7 +42,7 @@ def write_figures(sweep: Sweep, folder: Path) -> list[Path]:
 
 
 def digest(sweep: Sweep) -> str:
-    """Of everything in sweep.json but what no figure shows: what a step's time consists of."""
+    """SHA-256 of sweep.json without the parts of a step's time, which no figure shows."""
     shown = sweep.model_dump_json(indent=1, exclude={"cells": {"__all__": {"step_parts_s"}}})
     return hashlib.sha256(f"{shown}\n".encode()).hexdigest()
 

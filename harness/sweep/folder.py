@@ -1,7 +1,7 @@
-"""The folder of a sweep: cells/<key>.json, one whole file a finished cell, so that nothing is done twice.
+"""The folder of a sweep: one file cells/<key>.json for each finished cell, so that no cell is answered twice.
 
-A cell's key is a digest of all that its answer depends on. A file that is not the outcome of its key is no
-result: the cell is done again. Imports no torch.
+A cell's key is a digest of all that its answer depends on. A file that does not hold the outcome of its key
+is ignored, and the cell is answered again. Imports no torch.
 """
 
 import hashlib
@@ -37,13 +37,13 @@ from harness.system import (
 SCHEMA_VERSION = 1
 SWEEPS = Path("profiles/sweeps")
 KEPT = ("ok", "out_of_memory")
-"""Outcomes that are not asked for again. What was refused or failed may have had a passing reason."""
+"""Outcomes that are not asked for again. A refusal or a failure may have had a temporary reason."""
 
 
 def default_folder(plan: Plan) -> Path:
     """profiles/sweeps/<recipe>-<kind>-<fields>-<digest>, the same whenever the same question is asked.
 
-    The values are not in it: with other values of the same fields, the cells that are there are used.
+    The fields' values are not a part of it: with other values of the same fields, kept cells are used again.
     """
     question = {"base": plan.base, "hardware": plan.hardware, "fields": list(plan.axes), "grid": plan.grid}
     name = re.sub(r"[^A-Za-z0-9._-]", "-", "-".join([plan.name, plan.kind, *plan.axes]))
@@ -60,8 +60,9 @@ def cell_key(
 def cell_facts(
     cell: Cell, kind: Kind, device: str | None = None, elsewhere: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """All that the answer depends on: the recipe and the model's config, the device, the versions of the code
-    and the libraries, the allocator's settings; of a measurement, this machine, or the one `elsewhere`."""
+    """All that the answer depends on: the recipe and the model's config, the hardware, the versions of the
+    code and the libraries, the allocator's settings; for a measurement also this machine, or the one that
+    `elsewhere` describes."""
     recipe = cell.recipe
     facts: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -81,7 +82,7 @@ def cell_facts(
 
 
 def read_outcome(folder: Path, key: str) -> Outcome | None:
-    """The outcome of the cell `key`; None when there is none, or none that can be used."""
+    """The kept outcome of the cell `key`; None when there is none, or its file is damaged."""
     path = cell_path(folder, key)
     try:
         document = parse_json(read_whole(path, MAX_FILE_BYTES), MAX_VALUES)
@@ -128,7 +129,7 @@ def _digest(document: Any) -> str:
 
 
 def _content_digest(model: str) -> str | None:
-    """Of the model's config; None if it is not here to be read."""
+    """A digest of the model's config; None if it is not on this machine."""
     path = config_here(model)
     try:
         return path and hashlib.sha256(read_whole(path, MAX_CONFIG_BYTES)).hexdigest()
@@ -138,7 +139,7 @@ def _content_digest(model: str) -> str | None:
 
 @cache
 def _code_digest() -> str:
-    """Of every module that an answer can come from: answers of different code do not belong in one table."""
+    """A digest of every module of harness: answers of different code do not belong in one table."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -147,7 +148,7 @@ def _code_digest() -> str:
 
 @cache
 def _machine(device: str | None) -> dict[str, Any]:
-    """What a measurement here depends on, without waking a GPU."""
+    """What a measurement on this machine depends on, found without initializing a GPU."""
     return {
         "device": device,
         "gpus": device_names(),

@@ -39,7 +39,7 @@ def sweep_html(sweep: Sweep, home: str | None = None) -> str:
 
 
 def _plane(sweep: Sweep) -> dict[str, Any]:
-    """Every cell whose memory and speed are known, and in words those that are not."""
+    """What the scripts draw for memory against speed: the cells that have both; the others in words."""
     known = [cell for cell in sweep.cells if cell.status == "ok" and cell.peak_allocated_bytes]
     cells: list[dict[str, Any]] = [
         {
@@ -69,7 +69,7 @@ def _plane(sweep: Sweep) -> dict[str, Any]:
 
 
 def _categories(sweep: Sweep) -> dict[str, Any]:
-    """Every cell's peak by category, and at the end of its bar the whole, or what became of it."""
+    """What the scripts draw for each cell's peak by category, with the sum or how it ended behind the bar."""
     held = [cell.at_peak if cell.status == "ok" else None for cell in sweep.cells]
     return {
         "rows": [cell.label for cell in sweep.cells],
@@ -85,7 +85,7 @@ def _categories(sweep: Sweep) -> dict[str, Any]:
 
 
 def _what_changes(sweep: Sweep, cell: SweptCell) -> str:
-    """The field that makes a cell another one than the base; with a grid the first axis and its value."""
+    """The field in which a cell differs from the base; with a grid, the first axis and its value."""
     if not sweep.grid:
         return cell.label.partition("=")[0]
     field = next(iter(sweep.axes))
@@ -129,6 +129,7 @@ def _point(cell: SweptCell, field: str) -> dict[str, Any]:
 
 
 def _tiles(sweep: Sweep) -> list[tuple[str, str, str]]:
+    """(title, value, note) of each tile at the top of the page."""
     ended = Counter(cell.status for cell in sweep.cells)
     others = [f"{ended[status]} {words}" for status, words in ENDED.items() if words and ended[status]]
     device = sweep.hardware or str(sweep.provenance.get("platform", ""))

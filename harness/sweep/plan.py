@@ -1,4 +1,4 @@
-"""What a sweep is made of: a base recipe, the fields that change, and a cell for each recipe to ask about.
+"""The plan of a sweep: a base recipe, the fields that change, and a cell for each recipe to ask about.
 
 `harness sweep RECIPE key=v1,v2 ...`: by default one field changes at a time from the base recipe, which is a
 cell of its own; with `grid` every combination is a cell. Imports no torch.
@@ -23,7 +23,7 @@ HARDWARE = "hardware"
 LISTS = ("offload", "lora_targets")
 MOST_CELLS = 10_000
 ASKED_OF_DATA = {"data", "packing", "model", "weights"}
-"""The fields on which it depends whether data can be used."""
+"""The fields that decide whether the data can be used."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Cell:
     """The swept fields as this cell has them; empty for the base."""
     recipe: Recipe | None
     hardware: str | None
-    """A device of the hardware table; None for a measurement, which is of this machine."""
+    """A device of the hardware table; None for a measurement, which runs on this machine."""
     refusal: str | None = None
 
     @property
     def label(self) -> str:
-        """The changes as one would type them; "base" for none."""
+        """The changes as one types them on the command line; "base" for none."""
         return ", ".join(f"{name}={spelled(value)}" for name, value in self.changes.items()) or "base"
 
 
@@ -55,15 +55,15 @@ class Plan:
     axes: dict[str, list[Any]]
     """The values of each swept field, as given."""
     hardware: str | None
-    """Of the base."""
+    """The hardware of the base; None for measurements."""
     cells: list[Cell] = field(default_factory=list[Cell])
 
 
 def plan_sweep(source: str, arguments: Sequence[str], kind: Kind, *, grid: bool = False) -> Plan:
     """The sweep of the recipe `source` over the arguments with several values; the others change the base.
 
-    Raises InputError for a field or a value that there is not, for nothing to sweep, and for a base recipe
-    that is impossible or has data that cannot be used. Such a combination is a cell with its refusal.
+    Raises InputError for an unknown field or value, for nothing to sweep, and for a base recipe that is
+    impossible or has data that cannot be used. A combination of which that holds is a cell with a refusal.
     """
     given = _values(arguments)
     axes = {name: values for name, values in given.items() if len(values) > 1}
@@ -125,12 +125,12 @@ def _cells(
         count = math.prod(map(len, axes.values()))
         if count > MOST_CELLS:
             raise InputError(f"--grid makes {count:,} cells of these values; at most {MOST_CELLS:,} are run.")
-        wanted = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+        combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     else:
-        wanted = [{}, *({name: value} for name, values in axes.items() for value in values)]
+        combinations = [{}, *({name: value} for name, values in axes.items() for value in values)]
     cells: list[Cell] = []
     refusals: dict[Any, str | None] = {}
-    for changes in wanted:
+    for changes in combinations:
         cell = _with_data_checked(_cell(source, settled, changes), refusals)
         if cell.refusal is not None and not changes:
             raise InputError(f"the base recipe is impossible: {cell.refusal}.")
@@ -155,21 +155,22 @@ def _cell(source: str, settled: Mapping[str, Any], changes: Mapping[str, Any]) -
 
 
 def _with_data_checked(cell: Cell, refusals: dict[Any, str | None]) -> Cell:
-    """The cell, with the refusal of its data if the swept fields are at fault; if not, raises InputError.
+    """The cell, refused if its data cannot be used because of swept fields; raises InputError if that is so
+    without them.
 
-    `refusals`: what was said of other cells' data, so that files are read once.
+    `refusals`: the answers about other cells' data, by their fields, so that files are read once.
     """
     if cell.recipe is None:
         return cell
-    asked = tuple(getattr(cell.recipe, name) for name in sorted(ASKED_OF_DATA))
-    if asked not in refusals:
+    fields = tuple(getattr(cell.recipe, name) for name in sorted(ASKED_OF_DATA))
+    if fields not in refusals:
         try:
             check_data(cell.recipe)
-            refusals[asked] = None
+            refusals[fields] = None
         except InputError as error:
             if not ASKED_OF_DATA & cell.changes.keys():
                 raise
-            refusals[asked] = str(error).removesuffix(".")
-    if refusals[asked] is None:
+            refusals[fields] = str(error).removesuffix(".")
+    if refusals[fields] is None:
         return cell
-    return Cell(cell.changes, None, cell.hardware, refusals[asked])
+    return Cell(cell.changes, None, cell.hardware, refusals[fields])

@@ -1,7 +1,7 @@
-"""Running the cells of a sweep: what is there already is read, the rest is asked for and kept.
+"""Runs the cells of a sweep: kept answers are read, the others are asked for and kept.
 
 A napkin cell is answered here. Every other cell has a process of its own, forked from a server that has
-imported the libraries once, so that a crash or the end of the memory is an outcome. Imports no torch.
+imported the libraries once, so that a crash or running out of memory is an outcome. Imports no torch.
 """
 
 import json
@@ -24,9 +24,9 @@ from harness.track import Job, profile_values, recipe_config
 
 
 def tracked_cells(plan: Plan, rows: "Iterable[Row]", folder: Path, files: Sequence[Path]) -> list[Job]:
-    """A job for each cell that was asked now and has a profile, and one that keeps the sweep's own `files`.
-
-    A cell that was there already was told when it was asked. The tracker's name is left to whoever tells.
+    """A tracker's job for each cell that was answered now and has a profile, and one that keeps the sweep's
+    `files`. Cells that were kept before are left out: the tracker has them already. The caller sets the jobs'
+    `tracker`.
     """
     jobs: list[Job] = []
     for row in rows:
@@ -42,6 +42,7 @@ def tracked_cells(plan: Plan, rows: "Iterable[Row]", folder: Path, files: Sequen
     return jobs
 
 
+# imported once by the server that cells are forked from
 PRELOADED = [
     "harness.sweep.cell",
     "harness.simulate.simulated_run",
@@ -52,12 +53,12 @@ PRELOADED = [
 
 @dataclass(frozen=True)
 class Row:
-    """A cell that is done."""
+    """A finished cell."""
 
     cell: Cell
     outcome: Outcome
     kept: bool = False
-    """Whether it was done before and only read."""
+    """Whether its outcome was kept from before and only read."""
 
 
 def run_cells(
@@ -68,11 +69,12 @@ def run_cells(
     launcher: RemoteLauncher | None = None,
     tell: Callable[[str], None] = lambda words: None,
 ) -> Iterator[Row]:
-    """Every cell of the plan as it is done: first those that were kept, then those that are refused.
+    """Every cell of the plan when it is finished: kept and refused cells first.
 
     `jobs` cells run at the same time: in processes of this machine, or where `launcher` starts them. `tell`
-    hears of cells that are asked again. Closing the iterator ends what is still at work; what was yielded
-    has been written. Raises InputError when it cannot be written, or a cell cannot be started.
+    is called with a sentence about each cell that is started again. Closing the iterator ends running cells;
+    what was yielded has been written. Raises InputError when it cannot be written, or a cell cannot be
+    started.
     """
     machine = None if launcher is None else launcher.machine
     waiting: list[Question] = []
@@ -86,15 +88,15 @@ def run_cells(
         else:
             waiting.append(Question(key, cell, plan.kind, device))
     if plan.kind == "napkin":
-        for asked in waiting:
-            assert asked.cell.recipe is not None
-            outcome = answer("napkin", asked.cell.recipe, asked.cell.hardware)
-            yield _written(folder, asked.key, asked.cell, outcome)
+        for question in waiting:
+            assert question.cell.recipe is not None
+            outcome = answer("napkin", question.cell.recipe, question.cell.hardware)
+            yield _written(folder, question.key, question.cell, outcome)
     elif waiting:
         found = outcomes(launcher or Processes(), waiting, jobs, tell)
         try:
-            for asked, outcome in found:
-                yield _written(folder, asked.key, asked.cell, outcome)
+            for question, outcome in found:
+                yield _written(folder, question.key, question.cell, outcome)
         finally:
             found.close()  # type: ignore[attr-defined]
 
@@ -106,6 +108,8 @@ def _written(folder: Path, key: str, cell: Cell, outcome: Outcome) -> Row:
 
 @dataclass(eq=False)
 class _Running:
+    """A cell at work in a process of this machine."""
+
     cell: Cell
     process: Any
     receiver: Connection
@@ -113,7 +117,7 @@ class _Running:
 
 
 class Processes:
-    """The launcher of this machine. A cell that crashes is not asked again: it is the one that did it."""
+    """The launcher of this machine. A cell that crashes is not started again: the crash is its own fault."""
 
     def __init__(self) -> None:
         self._context: Any = multiprocessing.get_context("forkserver")
@@ -121,8 +125,8 @@ class Processes:
 
     def start(self, question: Question) -> _Running:
         receiver, sender = self._context.Pipe(duplex=False)
-        asked = (sender, question.cell, question.kind, question.device)
-        process = self._context.Process(target=answer_in_process, args=asked, daemon=True)
+        arguments = (sender, question.cell, question.kind, question.device)
+        process = self._context.Process(target=answer_in_process, args=arguments, daemon=True)
         process.start()
         sender.close()  # the process has its own: when that one closes, the receiver sees the end
         return _Running(question.cell, process, receiver, time.perf_counter())
@@ -132,7 +136,7 @@ class Processes:
         return [one for one in running if one.receiver in ready]
 
     def outcome(self, one: _Running) -> Outcome:
-        """What the process of a cell sent, or what became of it."""
+        """The outcome that the process of a cell sent, or how the process ended without one."""
         try:
             origin = f"the process of {one.cell.label}"
             outcome = Outcome.from_json(json.loads(one.receiver.recv_bytes()), origin)

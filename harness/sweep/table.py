@@ -9,6 +9,7 @@ from harness.sweep.document import Sweep
 from harness.sweep.plan import spelled
 
 ENDED = {"ok": "", "out_of_memory": "out of memory", "refused": "refused", "failed": "failed"}
+"""The words for how a cell ended, by its status."""
 
 
 def table_of(sweep: Sweep, *, with_reasons: bool = True) -> Table:
@@ -45,7 +46,7 @@ def as_csv(sweep: Sweep) -> str:
     writer.writerow([*sweep.axes, "status", "reason", *numbers, "bound", *parts, "seconds", *ends])
     for cell in sweep.cells:
         values = (cell.values[name] for name in sweep.axes)
-        said = [
+        others = [
             cell.status,
             cell.reason,
             *(getattr(cell, name) for name in numbers),
@@ -57,13 +58,13 @@ def as_csv(sweep: Sweep) -> str:
         writer.writerow(
             [
                 *(no_formula(spelled(v)) if isinstance(v, str | list) else spelled(v) for v in values),
-                *(no_formula(v) if isinstance(v, str) else v for v in said),
+                *(no_formula(v) if isinstance(v, str) else v for v in others),
             ]
         )
     return text.getvalue()
 
 
 def as_markdown(sweep: Sweep) -> str:
-    """The table and what it says, for GitHub."""
-    said = "".join(f"\n{escape_markdown(sentence)}\n" for sentence in sweep.answers)
-    return markdown_of(table_of(sweep)) + said
+    """The table and the sweep's answers, for GitHub."""
+    answers = "".join(f"\n{escape_markdown(sentence)}\n" for sentence in sweep.answers)
+    return markdown_of(table_of(sweep)) + answers

@@ -1,7 +1,8 @@
-"""Experiment trackers: a process beside the run reads its log and tells TensorBoard, MLflow, W&B and others.
+"""Experiment trackers: a process beside the run reads its log and reports to TensorBoard, MLflow, W&B and
+others.
 
-What is measured knows no tracker, and a tracker that fails, hangs or is missing stops nothing: all it would
-have been told is in log.jsonl. The trackers are accelerate's, so none is a dependency. Imports no torch.
+What measures knows of no tracker, and a tracker that fails, hangs or is missing stops nothing: all that it
+would get is in log.jsonl. The trackers are accelerate's, so none is a dependency. Imports no torch.
 """
 # pyright: reportUnusedImport=false
 

@@ -1,7 +1,7 @@
 """The process beside a run: `python -m harness.track.following` with jobs as lines of JSON on stdin.
 
-A blank line ends the jobs, and the end of stdin says that the run is over. What it prints are sentences for
-people.
+A blank line ends the jobs, and the end of stdin says that the run is over. On stdout it prints sentences for
+the user.
 """
 
 import json
@@ -20,25 +20,26 @@ from harness.track.trackers import KEEPS_FILES, OpenTracker, known_trackers
 Say = Callable[[str], None]
 POLL_S = 0.5
 FIRST_RANK = folder_of_rank(Path(), 0)
-"""In a run folder."""
+"""Rank 0's folder, relative to a run folder."""
 GIVEN_UP_AFTER = 3
-"""Steps, one after the other, that a tracker did not take."""
+"""After so many consecutive steps that it did not take, a tracker is given up."""
 LONGEST_REASON = 400
-"""Characters of what a library says."""
+"""How many characters of a library's error are shown."""
 
 
 class Log:
-    """The lines of a log.jsonl as they are added, each once, those of a resumed run's repeated steps too."""
+    """Reads a log.jsonl's lines as they are added, each step's once, even if a resumed run writes it anew."""
 
     def __init__(self, path: Path, passed_over: int | None) -> None:
+        """`passed_over`: the inode of a log of before the run, which is ignored (`Job.passed_over`)."""
         self.path = path
         self._passed_over = passed_over
         self._file: tuple[int, int] = (0, 0)
-        """Inode, and how many bytes are read."""
+        """The file's inode, and how many of its bytes were read."""
         self._last_step = -1
 
     def more(self) -> Iterator[dict[str, Any]]:
-        """What was added since the last call; a line that is still being written is left for the next."""
+        """The steps added since the last call; a line that is still being written is left for the next."""
         try:
             with self.path.open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -58,19 +59,20 @@ class Log:
 
 
 class Follower:
-    """Tells one tracker about one run."""
+    """Reports one run to one tracker."""
 
     def __init__(self, job: Job, say: Say) -> None:
         self.job, self._say = job, say
         self.tracker: OpenTracker | None = None
         self.failed, self.missed, self.reason = 0, 0, ""
+        """Steps that the tracker did not take: how many just now in a row, how many in all, and why."""
 
     def say(self, what: str) -> None:
-        """A sentence about this tracker, for people."""
+        """Say a sentence about this tracker to the user."""
         self._say(f"{self.job.tracker}: {what}")
 
     def open(self) -> bool:
-        """Whether the tracker takes the run; if not, it has been said why."""
+        """Open the tracker. Returns whether it takes the run; if not, the reason has been said."""
         try:
             self.tracker = OpenTracker(self.job)
         except (Exception, SystemExit) as error:
@@ -81,7 +83,8 @@ class Follower:
         return True
 
     def tell(self, values: dict[str, float], step: int, *, afterwards: bool = False) -> bool:
-        """Whether to go on; a step that is not taken is counted. `afterwards`: others have followed it."""
+        """Report a step's numbers; one that the tracker does not take is counted. Returns whether to go on.
+        `afterwards`: later steps have been reported already."""
         assert self.tracker is not None
         log = self.tracker.log_afterwards if afterwards else self.tracker.log
         try:
@@ -109,9 +112,9 @@ class Follower:
 
 
 def follow(job: Job, over: threading.Event, say: Say) -> None:
-    """Tell the tracker each step as it is logged, until the run is over; then what its profile says.
+    """Report each step to the tracker as it is logged, until the run is over; then its profile.
 
-    Of a watched command on several ranks it is rank 0's log that is followed.
+    For a watched command on several ranks, rank 0's log is followed.
     """
     folder, follower = Path(job.folder), Follower(job, say)
     log, step = Log(folder / "log.jsonl", job.passed_over), 0
@@ -141,7 +144,7 @@ def follow(job: Job, over: threading.Event, say: Say) -> None:
 
 
 def tell_at_once(job: Job, say: Say) -> bool:
-    """A run that is over: its numbers, and its files. Whether the tracker took it."""
+    """Report the numbers and the files of a run that is over. Returns whether the tracker took the run."""
     follower = Follower(job, say)
     if not follower.open():
         return False
@@ -151,7 +154,7 @@ def tell_at_once(job: Job, say: Say) -> bool:
 
 
 def in_words(error: BaseException) -> str:
-    """The first line of what a library says, as a sentence."""
+    """The first line of a library's error, as a sentence."""
     while isinstance(error.__context__, ModuleNotFoundError):  # the package that is looked for first
         error = error.__context__
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -170,7 +173,7 @@ def _profile(folder: Path) -> Any:
 
 
 def _kept_files(folder: Path, made: Path) -> list[Path]:
-    """Profile, snapshot, and the report, which is made for it."""
+    """The files that a tracker keeps: profile and snapshot, and a report, which is written into `made`."""
     files = [folder / name for name in ("profile.json", "snapshot.pickle") if (folder / name).exists()]
     try:
         from harness.report import read_run, write_report
@@ -183,16 +186,16 @@ def _kept_files(folder: Path, made: Path) -> list[Path]:
 
 
 def main() -> None:
-    """One job is a run that goes on; several are runs that are over."""
+    """Read and report the jobs: a run at work is followed, runs that are over are reported at once."""
     with os.fdopen(os.dup(0), "rb") as lines:
         jobs = [Job.from_json(line) for line in iter(lines.readline, b"\n") if line.strip()]
     if hasattr(os, "nice"):
-        os.nice(10)  # a processor that both want is the run's, whose times are measured
-    said = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not for people
+        os.nice(10)  # the run, whose times are measured, comes first where processors are few
+    sentences = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not for the user
 
     def say(words: str) -> None:
-        print(words, file=said, flush=True)
+        print(words, file=sentences, flush=True)
 
     over = threading.Event()
     threading.Thread(target=_until_the_end, args=(over,), daemon=True).start()
@@ -205,6 +208,7 @@ def main() -> None:
 
 
 def _until_the_end(over: threading.Event) -> None:
+    """Set `over` at the end of stdin."""
     os.read(0, 1)
     over.set()
 

@@ -1,4 +1,4 @@
-"""What a tracker is told: a recipe as its configuration, a log's lines and a profile as named numbers."""
+"""What is reported to a tracker: a recipe as configuration, a log's lines and a profile as named numbers."""
 
 import json
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ PROJECT = "harness"
 
 @dataclass
 class Job:
-    """One run for one tracker."""
+    """One run to report to one tracker."""
 
     tracker: str
     folder: str
-    """Of the run: where log.jsonl grows, and where a tracker that writes files may write them."""
+    """The run folder: log.jsonl grows in it, and a tracker that writes files may write them into it."""
     name: str
     config: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
     values: dict[str, float] | None = None
@@ -26,15 +26,15 @@ class Job:
     attach: list[str] = field(default_factory=list[str])
     """Files to keep with the run, where the tracker keeps files."""
     passed_over: int | None = None
-    """The inode of a log that is there already, of the run that is resumed: it is written anew."""
+    """The inode of the log that a resumed run has already, and writes anew: it is not followed."""
 
     def to_json(self) -> str:
-        """One line."""
+        """The job as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, line: str | bytes) -> "Job":
-        """What `to_json` wrote."""
+        """The job that `to_json` wrote."""
         return cls(**json.loads(line))
 
 
@@ -71,7 +71,7 @@ def step_values(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def profile_values(profile: StepProfile) -> dict[str, float]:
-    """What is known at the end: at_peak/<category>_bytes, phase/<phase>/..., and the whole step's."""
+    """A profile's numbers: at_peak/<category>_bytes, phase/<phase>/..., and profile/... of the whole step."""
     memory, step = profile.memory, profile.step
     known: dict[str, float | None] = {
         "profile/peak_allocated_bytes": memory.peak_allocated_bytes,
@@ -91,19 +91,20 @@ def profile_values(profile: StepProfile) -> dict[str, float]:
 
 
 def values_by_step(profile: StepProfile) -> dict[int, dict[str, float]]:
-    """Of the steps that were recorded, by step: memory/at_peak/<category>_bytes."""
+    """memory/at_peak/<category>_bytes of each recorded step, by the step's number."""
     return {
-        one.step: {
-            f"memory/at_peak/{name}": size for name, size in one.at_peak.model_dump(exclude_none=True).items()
+        peak.step: {
+            f"memory/at_peak/{name}": size
+            for name, size in peak.at_peak.model_dump(exclude_none=True).items()
         }
-        for one in profile.memory.at_peak_by_step
+        for peak in profile.memory.at_peak_by_step
     }
 
 
 def run_job(
     tracker: str, folder: Path, name: str, recipe: Mapping[str, Any], *, resumed: bool = False
 ) -> Job:
-    """The job of following the run that is about to write `folder`."""
+    """The job of following a run that is about to write `folder`."""
     log = folder / "log.jsonl"
     passed_over = log.stat().st_ino if resumed and log.exists() else None
     return Job(tracker, str(folder.absolute()), name, recipe_config(recipe), passed_over=passed_over)

@@ -9,21 +9,22 @@ from harness.errors import InputError, nearest
 from harness.track.jobs import PROJECT, Job
 
 KEEPS_FILES = ("mlflow", "wandb")
-"""Those that are given report and snapshot. Others are told numbers alone."""
+"""The trackers that are given report and snapshot. Others get numbers alone."""
 ARTIFACT = "harness"
 """The type of W&B's artifacts."""
 AFTERWARDS = "recorded_step"
+"""The axis of numbers that W&B gets after later steps (`log_afterwards`)."""
 
 
 def known_trackers() -> list[str]:
-    """The names that accelerate knows, sorted; those of packages that are not installed too."""
+    """The names of trackers that accelerate knows, sorted, whether their packages are installed or not."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     return sorted(map(str, LOGGER_TYPE_TO_CLASS))
 
 
 def tracker_names(given: Iterable[str]) -> list[str]:
-    """The trackers named in `given`, each a name or several with commas between, without repetition.
+    """The trackers named in `given`, whose texts hold one name or several with commas, without repetition.
 
     Raises InputError for a name that accelerate does not know, before anything runs.
     """
@@ -39,14 +40,14 @@ def tracker_names(given: Iterable[str]) -> list[str]:
 
 
 class OpenTracker:
-    """One run in one tracker. What the tracker's library raises is raised: the caller says what failed."""
+    """One run in one tracker. Errors of the tracker's library are passed on: the caller says what failed."""
 
     def __init__(self, job: Job) -> None:
-        """Open it and tell it the configuration."""
+        """Open the run and report its configuration."""
         from accelerate.state import PartialState
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        PartialState(cpu=True)  # which accelerate's loggers ask for
+        PartialState(cpu=True)  # accelerate's loggers need it
         self.kind = job.tracker
         self._tracker: Any = LOGGER_TYPE_TO_CLASS[job.tracker](*_arguments(job), **_options(job))
         self._tracker.start()
@@ -67,14 +68,14 @@ class OpenTracker:
                 return str(getattr(inside, "url", None) or self.kind)
 
     def log(self, values: dict[str, float], step: int) -> None:
-        """Tell numbers of a step, counted from 0."""
+        """Report numbers of a step, counted from 0."""
         self._tracker.log(values, step=step)
 
     def log_afterwards(self, values: dict[str, float], step: int) -> None:
-        """Tell numbers of a step that others have followed since.
+        """Report numbers of a step after those of later steps.
 
-        W&B takes no number for a step that is past. There they have an axis of their own, AFTERWARDS, whose
-        value is the step.
+        W&B takes no number for a past step. There they have an axis of their own, AFTERWARDS, whose value is
+        the step.
         """
         if self.kind == "wandb":
             for name in values:
@@ -93,12 +94,12 @@ class OpenTracker:
                 run.log_artifact(str(file), name=f"{file.stem}-{run.id}", type=ARTIFACT)
 
     def close(self) -> None:
-        """Send what is left. Nothing can be told after it."""
+        """Send what is left. Nothing can be reported after it."""
         self._tracker.finish()
 
 
 def _arguments(job: Job) -> tuple[str, ...]:
-    """What stands first: the project, but for those that know only runs, in a folder."""
+    """The tracker's positional arguments: the project, or where runs have none, the run's name and folder."""
     match job.tracker:
         case "tensorboard":
             return job.name.replace("/", "_"), str(Path(job.folder, "tensorboard"))
@@ -113,7 +114,7 @@ def _arguments(job: Job) -> tuple[str, ...]:
 
 
 def _options(job: Job) -> dict[str, Any]:
-    """Beside them: the run's name, and a place for files within the run's folder where none is chosen."""
+    """The named arguments: the run's name, and a place in the run folder for files if the user chose none."""
     match job.tracker:
         case "wandb":
             folder = os.environ.get("WANDB_DIR", job.folder)

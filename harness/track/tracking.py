@@ -1,4 +1,4 @@
-"""The process of the run's side: it starts a process a tracker, hears its sentences, and waits at the end."""
+"""The run's side of tracking: it starts a process per tracker, passes on its sentences, and waits for it."""
 
 import os
 import subprocess
@@ -17,12 +17,14 @@ from harness.track.jobs import Job, run_job
 from harness.track.trackers import KEEPS_FILES
 from harness.virtual_gpu import outside
 
-Told = Callable[[str], None]
-"""Who hears what the trackers say: where a run can be seen, what failed."""
+Say = Callable[[str], None]
+"""Is called with the trackers' sentences: where a run can be seen, what failed."""
 PATIENCE_S = 120.0
-"""For what is left to send when the run is over. A tracker that needs longer is ended."""
+"""How many seconds a tracker has to send the rest when the run is over. One that needs longer is ended."""
 ANNOUNCED_AFTER_S = 5.0
+"""After so many of these seconds the user is told that the run waits."""
 DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables of a rank's environment, which a tracker's process does not get."""
 
 
 @contextmanager
@@ -31,52 +33,52 @@ def followed(
     folder: Path,
     name: str,
     recipe: Mapping[str, Any],
-    told: Told,
+    say: Say,
     *,
     resumed: bool = False,
-) -> "Generator[Sequence[_Beside]]":
-    """Inside, a run goes on, and `trackers` (of tracker_names) follow its folder, which need not be there
-    yet. `recipe`: its fields. `resumed`: the folder has a log already, which is written anew. Nothing that a
-    tracker does raises here.
+) -> "Generator[Sequence[_TrackerProcess]]":
+    """While the block runs, `trackers` (from tracker_names) follow the run's folder, which need not exist
+    yet. `recipe`: its fields. `resumed`: the folder has a log already, which is written anew. No failure of a
+    tracker raises here. At the end of the block it waits for the trackers.
     """
     jobs = [run_job(tracker, folder, name, recipe, resumed=resumed) for tracker in trackers]
-    beside = [_Beside([job], told) for job in jobs]
+    processes = [_TrackerProcess([job], say) for job in jobs]
     try:
-        yield beside
+        yield processes
     finally:
-        _wait(beside)
+        _wait(processes)
 
 
 def track_run(
-    trackers: Sequence[str], folder: RunFolder, recipe: Recipe, told: Told
+    trackers: Sequence[str], folder: RunFolder, recipe: Recipe, say: Say
 ) -> AbstractContextManager[Any]:
-    """`followed`, of a run that is about to write `folder`."""
+    """`followed` for a run that is about to write `folder`."""
     fields, resumed = recipe.model_dump(mode="json"), folder.checkpoint is not None
-    return followed(trackers, folder.path, folder.recipe_name, fields, told, resumed=resumed)
+    return followed(trackers, folder.path, folder.recipe_name, fields, say, resumed=resumed)
 
 
-def track_all(trackers: Iterable[str], jobs: Sequence[Job], told: Told) -> None:
-    """Tell each tracker about runs that are over, one after the other; `tracker` of the jobs is set here.
+def track_all(trackers: Iterable[str], jobs: Sequence[Job], say: Say) -> None:
+    """Report runs that are over to each tracker, one after the other; the jobs' `tracker` is set here.
 
-    A job that has nothing but files is for the trackers that keep files.
+    A job without numbers is for the trackers that keep files only.
     """
-    beside: list[_Beside] = []
+    processes: list[_TrackerProcess] = []
     for tracker in trackers:
-        of_it = [replace(job, tracker=tracker) for job in jobs if job.values or tracker in KEEPS_FILES]
-        if of_it:
-            beside.append(_Beside(of_it, told))
-    _wait(beside)
+        own_jobs = [replace(job, tracker=tracker) for job in jobs if job.values or tracker in KEEPS_FILES]
+        if own_jobs:
+            processes.append(_TrackerProcess(own_jobs, say))
+    _wait(processes)
 
 
-class _Beside:
+class _TrackerProcess:
     """The process of one tracker (track/following.py).
 
-    It has no device and no other process of a training to wait for, and no terminal: Ctrl-C reaches the run,
-    and the end of its stdin, which a killed run closes too, tells it to send the rest and end.
+    It sees no GPU, is no rank, and has no terminal: Ctrl-C reaches the run alone. The end of its stdin, which
+    a killed run closes too, tells it to send the rest and end.
     """
 
-    def __init__(self, jobs: Sequence[Job], told: Told) -> None:
-        self.tracker, self._told = jobs[0].tracker, told
+    def __init__(self, jobs: Sequence[Job], say: Say) -> None:
+        self.tracker, self._say = jobs[0].tracker, say
         environment = {name: value for name, value in outside(os.environ).items() if name not in DISTRIBUTED}
         self._chatter: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
         self._process = subprocess.Popen(
@@ -96,13 +98,13 @@ class _Beside:
             self._process.stdin.flush()
 
     def over(self) -> None:
-        """There is nothing more to come."""
+        """Say that the run is over."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended within so many seconds."""
+        """Wait at most so many seconds. Returns whether the process has ended."""
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -111,37 +113,39 @@ class _Beside:
         if status:
             self._chatter.seek(0)
             last = self._chatter.read().decode(errors="replace").strip().splitlines() or [f"status {status}"]
-            self._told(f"{self.tracker}: its process ended early: {last[-1]}. log.jsonl has every step.")
+            self._say(f"{self.tracker}: its process ended early: {last[-1]}. log.jsonl has every step.")
         self._chatter.close()
         return True
 
     def end(self) -> None:
-        """Do not wait for it any longer."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
         self._chatter.close()
 
     def say(self, what: str) -> None:
-        self._told(f"{self.tracker}: {what}")
+        self._say(f"{self.tracker}: {what}")
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._told(line.decode(errors="replace").rstrip("\n"))
+            self._say(line.decode(errors="replace").rstrip("\n"))
 
 
-def _wait(beside: Sequence[_Beside]) -> None:
-    """Let each send the rest, in PATIENCE_S at most."""
-    for one in beside:
-        one.over()
-    for one in beside:
+def _wait(processes: Sequence[_TrackerProcess]) -> None:
+    """Let each process send the rest, for PATIENCE_S at most."""
+    for process in processes:
+        process.over()
+    for process in processes:
         try:
-            if one.wait(ANNOUNCED_AFTER_S):
+            if process.wait(ANNOUNCED_AFTER_S):
                 continue
-            one.say(f"it is sending the rest, for {PATIENCE_S:.0f} seconds at most")
-            if one.wait(PATIENCE_S - ANNOUNCED_AFTER_S):
+            process.say(f"it is sending the rest, for {PATIENCE_S:.0f} seconds at most")
+            if process.wait(PATIENCE_S - ANNOUNCED_AFTER_S):
                 continue
-            one.say(f"it had not sent everything after {PATIENCE_S:.0f} seconds. log.jsonl has every step.")
+            process.say(
+                f"it had not sent everything after {PATIENCE_S:.0f} seconds. log.jsonl has every step."
+            )
         except KeyboardInterrupt:
-            one.say("it was not waited for. log.jsonl has every step.")
-        one.end()
+            process.say("it was not waited for. log.jsonl has every step.")
+        process.end()

@@ -34,7 +34,7 @@ class Try(NamedTuple):
 
     value: int
     profile: StepProfile | None
-    """None where no step began."""
+    """The run's profile; None where no step began."""
     fits: bool
     folder: Path
     step_s: float | None = None

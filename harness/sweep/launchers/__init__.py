@@ -1,5 +1,5 @@
-"""Who answers the cells of a sweep: processes of this machine, or an engine that starts them on others. One
-loop asks them all, and asks again for a cell that an engine lost.
+"""What answers the cells of a sweep: processes of this machine, or an engine that starts them on others. One
+loop asks them all, and asks again about a cell that an engine lost.
 """
 # pyright: reportUnusedImport=false
 

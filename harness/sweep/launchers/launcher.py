@@ -1,4 +1,4 @@
-"""The seam between a sweep and who answers its cells, and the loop over it. Imports no torch."""
+"""The interface between a sweep and what answers its cells, and the loop over it. Imports no torch."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,64 +10,64 @@ from harness.sweep.cell import Outcome
 from harness.sweep.plan import Cell, Kind
 
 TRIES = 3
-"""How often a cell is asked whose answer is lost. What crashes every time is the cell's own fault."""
+"""How often a cell is started whose answer is lost. If it always is, the fault is the cell's own."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A cell that is asked about."""
+    """What is asked of a launcher: one cell."""
 
     key: str
-    """Of its file in the sweep's folder."""
+    """The `cell_key` of the cell, which names its file in the sweep's folder."""
     cell: Cell
     kind: Kind
     device: str | None
-    """For a measurement."""
+    """The device of a measurement; None for one that is chosen, and for predictions."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """What an engine says of a cell that ended without an answer: killed, or its machine gone."""
+    """The end of a cell without an answer, which was killed or lost its machine."""
 
     reason: str
 
 
 class Launcher(Protocol):
-    """Starts cells, each in a process of its own. What `start` returns stands for one that is at work."""
+    """Starts cells, each in a process of its own. What `start` returns stands for a running cell."""
 
     def start(self, question: Question) -> Any:
-        """Raises InputError when it cannot be started."""
+        """Start a cell. Raises InputError when it cannot be started."""
         ...
 
     def ended(self, running: Sequence[Any]) -> Sequence[Any]:
-        """Wait until one or more of `running` have ended, and return those."""
+        """Wait until one or more of the `running` cells have ended, and return those."""
         ...
 
     def outcome(self, one: Any) -> Outcome | Lost:
-        """How one that has ended did."""
+        """The outcome of `one` cell that has ended."""
         ...
 
     def close(self, running: Sequence[Any]) -> None:
-        """End those that are at work still. Nothing is started after that."""
+        """End the cells that are still running. Nothing is started after that."""
         ...
 
 
 class RemoteLauncher(Launcher, Protocol):
-    """A launcher that starts cells on machines other than this one, or may."""
+    """A launcher that may start cells on other machines."""
 
     machine: dict[str, Any]
-    """What a measurement is asked of; a cell that was measured on another is another cell."""
+    """Describes where cells are measured, and is a part of a measured cell's key."""
     at_once: int
-    """How many cells are at work at the same time unless the user says otherwise."""
+    """How many cells run at the same time unless the user says otherwise."""
 
 
 def outcomes(
     launcher: Launcher, questions: Iterable[Question], at_once: int, tell: Callable[[str], None]
 ) -> Iterator[tuple[Question, Outcome]]:
-    """Every question with its outcome as it is known; `at_once` are at work at the same time.
+    """Every question with its outcome, as soon as that is known; `at_once` cells run at the same time.
 
-    A cell that was lost is asked again, TRIES times in all; `tell` hears of it in a sentence. An engine that
-    takes no more cells while some are at work is asked for fewer. Closing the iterator ends them.
+    A cell that was lost is started again, TRIES times in all, and `tell` is called with a sentence about it.
+    An engine that takes no more cells while some are running is given fewer. Closing the iterator ends them.
     """
     waiting = deque((question, 1) for question in questions)
     running: list[tuple[Any, Question, int]] = []

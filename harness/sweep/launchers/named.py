@@ -24,8 +24,8 @@ def launcher_named(
 ) -> RemoteLauncher:
     """The launcher `name` for a sweep in `folder`, with an engine's own options as KEY=VALUE.
 
-    `tell` hears, in a sentence, what a user should know while cells wait. Raises InputError where the engine
-    is missing or does not take the options, before anything is written.
+    `tell` is called with sentences that a user should know while cells wait. Raises InputError where the
+    engine is missing or does not take the options, before anything is written.
     """
     if name not in NAMES:
         raise InputError(
@@ -44,7 +44,7 @@ def launcher_named(
 
 
 def _options(given: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE, values as YAML reads them: numbers are numbers, {a: 1} is a mapping."""
+    """The options in texts KEY=VALUE, values as YAML reads them: numbers are numbers, {a: 1} is a mapping."""
     options: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")

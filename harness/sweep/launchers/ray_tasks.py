@@ -1,4 +1,4 @@
-"""Cells as tasks of a Ray cluster: a worker of its own each; answers come back through Ray's object store.
+"""Cells as tasks of a Ray cluster, each in a worker of its own; answers come back through Ray's object store.
 
 Imports no torch.
 """
@@ -17,9 +17,9 @@ from harness.sweep.launchers.launcher import Lost, Question
 from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assignment, first_line, read_answer
 
 ADDRESS = "address"
-"""The option that says which cluster; without it, the one of this machine (or RAY_ADDRESS)."""
+"""The option that names the cluster; without it, it is RAY_ADDRESS or this machine's."""
 OURS = ("max_calls", "max_retries", "num_returns", "retry_exceptions")
-"""How often a cell is asked, and in which process, is the sweep's business."""
+"""Options that a user may not give: the sweep decides how often a cell is started, and in which process."""
 
 
 class RayTasks:
@@ -40,11 +40,10 @@ class RayTasks:
         self.machine = {"launcher": "ray", "options": dict(sorted(options.items()))}
         self.at_once = MOST_AT_ONCE
         try:
-            # one call, then the worker ends: what one cell leaves in memory is none of the next one's
+            # the worker ends after one call, so that a cell leaves nothing in memory to the next one
             remote = self._ray.remote(max_calls=1, max_retries=0)(answered)
-            self._task = (
-                remote.options(num_gpus=int(on_gpu), **options) if on_gpu else remote.options(**options)
-            )
+            gpu = {"num_gpus": 1} if on_gpu else {}
+            self._task = remote.options(**gpu, **options)
         except (ValueError, TypeError) as error:
             raise InputError(f"--launcher ray does not take its options: {error}") from None
         self._joined = not self._ray.is_initialized()
@@ -64,9 +63,9 @@ class RayTasks:
 
         try:
             return read_answer(self._ray.get(one), "what the task returned")
-        except RayTaskError as error:  # before a cell's own code: no harness there, say
-            said = [line for line in str(error).splitlines() if line.strip()]
-            return Outcome("failed", said[-1].strip() if said else "the task failed", traceback=str(error))
+        except RayTaskError as error:  # before a cell's own code ran: without harness there, for example
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            return Outcome("failed", lines[-1].strip() if lines else "the task failed", traceback=str(error))
         except RayError as error:
             return Lost(f"its worker ended without an answer: {first_line(error)}")
 
@@ -78,7 +77,7 @@ class RayTasks:
 
     def _join(self, address: str | None) -> None:
         where = address or os.environ.get("RAY_ADDRESS") or "auto"
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that starts here tells nobody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that starts here reports no usage
         main = threading.current_thread() is threading.main_thread()
         kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -97,7 +96,7 @@ class RayTasks:
 
 
 def _knock(where: str) -> None:
-    """Raises OSError where nobody listens at HOST:PORT: Ray would try for minutes."""
+    """Raise OSError where nothing listens at HOST:PORT: Ray would try for minutes."""
     host, colon, port = where.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()

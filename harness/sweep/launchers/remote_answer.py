@@ -1,4 +1,5 @@
-"""A cell on another machine: code, versions and device there must be those of the sweep, or it is refused.
+"""Answers a cell on another machine, whose code, versions and settings must be the sweep's: else it is
+refused.
 
 Imports no torch.
 """
@@ -17,7 +18,7 @@ from harness.sweep.launchers.launcher import Question
 from harness.system import quiet_libraries
 
 MOST_AT_ONCE = 100
-"""Cells that an engine is given at the same time, where --jobs does not say: it has a queue of its own."""
+"""How many cells an engine is given at the same time without --jobs: it has a queue of its own."""
 IN_WORDS = {
     "code": "harness's code",
     "hardware": "the device's table or calibration",
@@ -27,16 +28,16 @@ IN_WORDS = {
 
 @dataclass(frozen=True)
 class Assignment:
-    """What another machine is told: the question, and what its answer depends on here."""
+    """What another machine is given: the question, and what its answer depends on here."""
 
     question: Question
     machine: Mapping[str, Any]
     facts: Mapping[str, Any]
-    """See cell_facts (sweep/folder.py)."""
+    """The `cell_facts` here (sweep/folder.py)."""
     working_folder: str
-    """To which paths in a recipe are relative."""
+    """The folder that paths in a recipe are relative to."""
     keep_in: str | None = None
-    """A sweep's folder that every machine sees: the answer is kept there even if nobody waits for it."""
+    """A sweep's folder that every machine sees: the answer is kept there even if nothing waits for it."""
 
 
 def assignment(question: Question, machine: Mapping[str, Any], keep_in: Path | None = None) -> Assignment:
@@ -50,41 +51,41 @@ def assignment(question: Question, machine: Mapping[str, Any], keep_in: Path | N
     )
 
 
-def answered(told: Assignment) -> str:
-    """On the other machine, in a process of its own: the outcome as JSON."""
-    for name, value in told.facts["settings"].items():  # those that change memory or time
+def answered(task: Assignment) -> str:
+    """Answer on the other machine, in a process of its own. Returns the outcome as JSON."""
+    for name, value in task.facts["settings"].items():  # environment variables that change memory or time
         if value is not None:
             os.environ[name] = value
         else:
             os.environ.pop(name, None)
-    if Path(told.working_folder).is_dir():
-        os.chdir(told.working_folder)
+    if Path(task.working_folder).is_dir():
+        os.chdir(task.working_folder)
     quiet_libraries()
-    asked = told.question
-    assert asked.cell.recipe is not None
-    difference = _difference(told)
+    question = task.question
+    assert question.cell.recipe is not None
+    difference = _difference(task)
     if difference is None:
-        outcome = answer(asked.kind, asked.cell.recipe, asked.cell.hardware, asked.device)
+        outcome = answer(question.kind, question.cell.recipe, question.cell.hardware, question.device)
     else:
         outcome = Outcome("failed", difference)
-    if told.keep_in is not None:
-        write_outcome(Path(told.keep_in), asked.key, asked.cell, outcome)
+    if task.keep_in is not None:
+        write_outcome(Path(task.keep_in), question.key, question.cell, outcome)
     return json.dumps(outcome.as_json())
 
 
 def read_answer(text: str, origin: str) -> Outcome:
-    """What `answered` returned. Raises InputError naming `origin` for anything else."""
+    """The outcome in what `answered` returned. Raises InputError naming `origin` for anything else."""
     return Outcome.from_json(json.loads(text), origin)
 
 
-def _difference(told: Assignment) -> str | None:
-    """Why this machine would answer another question than the one that was asked; None if it would not."""
-    asked = told.question
-    here = cell_facts(asked.cell, asked.kind, asked.device, told.machine)
+def _difference(task: Assignment) -> str | None:
+    """Why this machine's answer would be to another question, in a sentence; None if it would not."""
+    question = task.question
+    here = cell_facts(question.cell, question.kind, question.device, task.machine)
     different: list[str] = []
-    for name, there in told.facts.items():
+    for name, there in task.facts.items():
         if here[name] == there or (name == "model" and None in (here[name], there)):
-            continue  # of a model's id, the config may come later
+            continue  # the config of a model's id may not have been fetched on one of the machines
         if isinstance(there, dict):  # versions, settings
             ours = cast("dict[str, Any]", here[name])
             different += [
@@ -103,6 +104,6 @@ def _difference(told: Assignment) -> str | None:
 
 
 def first_line(error: object) -> str:
-    """Of what an engine says, without the full stop."""
+    """The first line of an engine's error, without the full stop."""
     lines = (line.strip() for line in str(error).splitlines() if line.strip())
     return next(lines, type(error).__name__).rstrip(". ")

@@ -1,4 +1,5 @@
-"""Cells as jobs of SLURM, by submitit: a job a cell, its files in the sweep's folder, which all machines see.
+"""Cells as jobs of SLURM, by submitit: one job a cell, with its files in the sweep's folder, which all
+machines see.
 
 Imports no torch.
 """
@@ -19,8 +20,9 @@ from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assign
 CLUSTER = "cluster"
 """The option that chooses among submitit's executors."""
 TIMEOUT_MIN = 60
-"""Of a job, where no option says: submitit's own 5 minutes would end a large simulation."""
+"""A job's time limit in minutes, without an option: submitit's own 5 minutes would end a large simulation."""
 ONE_PROCESS = ("nodes", "tasks_per_node", "slurm_nodes", "slurm_ntasks_per_node")
+"""Options that must be 1: a cell is one process."""
 NOT_THE_MACHINE = (
     "name",
     "timeout_min",
@@ -30,13 +32,14 @@ NOT_THE_MACHINE = (
     "slurm_qos",
     "slurm_comment",
 )
-"""Options that do not change what a measurement says."""
+"""Options that do not affect a measurement."""
 JOBS = "jobs"
+"""The folder, within the sweep's, of submitit's files."""
 
 
 class SubmititJobs:
-    """The launcher `submitit`. A job writes its cell's file itself: if the sweep is killed, what was
-    submitted is done all the same, and the same command finds it."""
+    """The launcher `submitit`. A job writes its cell's file itself: if the sweep is killed, submitted jobs
+    still finish, and the same command finds their answers."""
 
     def __init__(self, options: Mapping[str, Any], folder: Path, *, on_gpu: bool) -> None:
         """`options` are those of submitit's AutoExecutor.update_parameters, and `cluster`.
@@ -82,7 +85,7 @@ class SubmititJobs:
 
     def ended(self, running: Sequence[Any]) -> list[Any]:
         while not (ended := [job for job in running if job.done()]):
-            time.sleep(0.1 if self._local else 1)  # on SLURM, a look for a file; sacct is asked seldom
+            time.sleep(0.1 if self._local else 1)  # on SLURM, done() looks for a file; sacct is asked seldom
         return ended
 
     def outcome(self, one: Any) -> Outcome | Lost:
@@ -92,9 +95,9 @@ class SubmititJobs:
             if self._local and not one.paths.result_pickle.exists():  # result() would wait for a slow disk
                 raise UncompletedJobError(one.stderr() or "")
             outcome = read_answer(one.result(), f"job {one.job_id}")
-        except FailedJobError as error:  # before a cell's own code, or after its time
-            said = str(error).split(f"{'-' * 22}\n")[1:2] or [str(error)]
-            outcome = Outcome("failed", f"job {one.job_id}: {_last_line(said[0])}", traceback=str(error))
+        except FailedJobError as error:  # before a cell's own code ran, or at its time limit
+            text = str(error).split(f"{'-' * 22}\n")[1:2] or [str(error)]
+            outcome = Outcome("failed", f"job {one.job_id}: {_last_line(text[0])}", traceback=str(error))
         except UncompletedJobError as error:
             return Lost(
                 f"job {one.job_id} ended without an answer ({one.state}): {_last_line(error)}. Is "
