@@ -169,8 +169,7 @@ def _together(changes: list[Change]) -> dict[str, Any]:
 
 
 def _price_with(recipe: Recipe, fields: dict[str, Any], price: Pricing) -> Price | None:
-    """The price of the recipe with `fields`; None if they break a rule, or model or device cannot have
-    them."""
+    """The price with `fields`; None if they break a rule, or this model or device cannot have them."""
     try:
         return price(changed(recipe, fields))
     except (ValidationError, InputError):

@@ -186,7 +186,7 @@ def strategies(
         )
     group = min(group, gpus)
     given = recipe.model_dump()
-    alone = estimate(check_recipe(given | ALONE, "shard"), memory.sizes.hardware, memory.sizes.built.whole)
+    alone = estimate(check_recipe(given | ALONE, "shard"), memory.sizes.hardware, memory.sizes.built.shape)
     of_fsdp = given if recipe.fsdp else given | ALONE
     ddp = recipe.distributed and not (recipe.fsdp or recipe.tensor_parallel)
     of_ddp = given if ddp else given | ALONE
@@ -259,7 +259,7 @@ def bucket_note(rows: Iterable[Sharded | Refused]) -> str:
 
 def _by_napkin(alone: Memory, strategy: str, recipe: Recipe) -> Sharded:
     """The row of a strategy of PyTorch's engines by arithmetic; `recipe` is divided, `alone` on one GPU."""
-    rank = estimate(recipe, alone.sizes.hardware, alone.sizes.built.whole)
+    rank = estimate(recipe, alone.sizes.hardware, alone.sizes.built.shape)
     sizes = rank.sizes
     phases = Timing(sizes).phases.values()
     return Sharded(

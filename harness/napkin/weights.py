@@ -77,7 +77,6 @@ class BuiltModel:
                 "backward. Ask `harness simulate`."
             )
         self.recipe, self.shape, base = recipe, shape, recipe.trains_base
-        self.whole = shape  # as harness/fit calls it
         self.lora, self.rank = recipe.adapter == "lora", recipe.lora_rank
         self.lengths = recipe.use_dora
         """Whether DoRA trains the length of each row too."""
