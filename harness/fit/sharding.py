@@ -1,5 +1,4 @@
-"""Memory and communication of a GPU under data and model parallelism. No torch where the cache has the
-answer.
+"""Memory and communication of a GPU under data and model parallelism. No torch if the cache has the answer.
 
 DDP, FSDP2, hybrid sharding and tensor parallelism are PyTorch's own engines: their peak, and what the step
 waits for, are simulated for rank 0 of the recipe (harness/fit/simulations.py), or estimated by napkin where

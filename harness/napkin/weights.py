@@ -1,7 +1,6 @@
 """The weights of a model as a recipe trains it: dtype, storage, what trains, and a rank's share. No torch.
 
-It follows harness/training/model.py: bitsandbytes quantizes every linear layer but the head, and peft makes
-the adapters.
+It follows harness/training/model.py: bitsandbytes quantizes linear layers but the head, peft makes adapters.
 """
 
 from collections import defaultdict
