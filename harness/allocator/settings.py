@@ -110,6 +110,7 @@ def _options(text: str, origin: str) -> list[tuple[str, str]]:
 
 
 def _unknown(key: str, origin: str) -> InputError:
+    """The error for an option that PyTorch does not have, with the nearest one that it has."""
     known = sorted([*_PARSERS, *_NEUTRAL])
     nearest = difflib.get_close_matches(key, known, n=1)
     hint = f"Did you mean {nearest[0]}?" if nearest else f"Known options: {', '.join(known)}."

@@ -305,7 +305,7 @@ def _fits(peak_bytes: float, hardware: Hardware) -> bool:
 
 def _hidden_s(memory: Memory, strategy: str) -> float:
     """The seconds of computation that can hide a strategy's communication. Gradients are complete, and are
-    sent, in the backward of the step's last micro batch; sharded parameters are gathered in all of them."""
+    sent, in the backward of the step's last micro batch; sharded parameters are gathered in every pass."""
     computing = Timing(memory.sizes).phases
     forward_s, backward_s = computing["forward"].seconds, computing["backward"].seconds
     if strategy in ("ZeRO-1", "ZeRO-2"):

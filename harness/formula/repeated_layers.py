@@ -45,6 +45,7 @@ class _Walk:
 
     @classmethod
     def of(cls, log: RequestLog) -> _Walk:
+        """The walk through a whole log."""
         walk, born, marks = cls(), dict[int, int](), iter([*log.marks, Mark(-1, "step")])
         mark = next(marks)
         for n in range(len(log.events) + 1):

@@ -85,6 +85,7 @@ class SimulatedDevice(StorageTracker):
         self.operators.update(f"{name} ({how})" for how in ways) if ways else self.operators.add(name)
 
     def _communicate(self, name: str, args: Any, out: Any) -> None:
+        """Report a collective, or the wait for one, to `communication`."""
         if name in KINDS:
             self.communication.launched(name, args, out, timed=self.recorded)
         elif name == WAIT:

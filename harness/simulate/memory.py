@@ -47,7 +47,7 @@ class SimulatedMemory(Recording):
         """The event of the recorded step after which a repetition of it ran out of memory; or None."""
         self._last_temporary = 0
         """The key of the latest temporary. These are negative, since keys of storages count up from 0."""
-        self._left: Block | None = None
+        self._next_block: Block | None = None
         """The block that the next storage gets, after `ask_again`."""
         self._segments: list[dict[str, Any]] | None = None
         """The segments at the end of the recorded step, once that has been repeated."""
@@ -57,8 +57,8 @@ class SimulatedMemory(Recording):
         AllocatorOutOfMemory, after which nothing changes any more."""
         requested = int(size_bytes)  # the log keeps the rule that a size may come from, and nothing else does
         try:
-            block = self._blocks[key] = self._left or self.allocator.malloc(requested, self.stream)
-            self._left = None
+            block = self._blocks[key] = self._next_block or self.allocator.malloc(requested, self.stream)
+            self._next_block = None
         except AllocatorOutOfMemory:
             self.ended = True
             raise
@@ -162,7 +162,7 @@ class SimulatedMemory(Recording):
                 self.allocator.free(blocks.pop(key))
             else:
                 blocks[key] = self.allocator.malloc(int(size_bytes), stream)
-        (self._left,) = blocks.values()
+        (self._next_block,) = blocks.values()
 
     def labels(self) -> dict[int, Label]:
         """The label of each storage that was live in the recorded step, by key."""

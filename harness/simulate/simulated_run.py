@@ -151,7 +151,7 @@ class SimulatedRun:
     ) -> None:
         # The values do not matter and nothing needs to be read: shapes are the same for any data.
         self.recipe = recipe.model_copy(update={"data": "synthetic"})
-        self.asked, self.hardware = recipe, hardware
+        self.given_recipe, self.hardware = recipe, hardware
         self.rank = rank
         self.num_steps = DDP_STEPS if recipe.ddp else STEPS
         self.steps_beyond = max(0, recipe.measured_steps - self.num_steps)
@@ -268,13 +268,14 @@ class SimulatedRun:
         if evaluation is not None:
             self.evaluation = stats_of(evaluation, self.recipe)
             empty_cache, host_peak = self.rules.empty_cache, self.memory.host_peak()
-            asked = self.recipe, training, evaluation, META, self
-            evaluate_into(self.evaluation, *asked, empty_cache, host_peak)
+            arguments = self.recipe, training, evaluation, META, self
+            evaluate_into(self.evaluation, *arguments, empty_cache, host_peak)
         if self.after.checkpoint:
             whole = self.after.whole_state
             self.checkpoint = simulate_checkpoint(self.recipe, training, self.device, self, whole_state=whole)
 
     def _label_what_stays(self) -> None:
+        """Give tensors of the training their category and module: weights, optimizer state and the like."""
         assert self.training is not None
         for category, tensor in labelled_tensors(self.training):
             self.memory.label(self.device.adopt(tensor), category)
@@ -319,7 +320,7 @@ class SimulatedRun:
         memory, step, top = self.of_the_step or (self._memory(), StepStats(), [])
         return StepProfile(
             source="simulated",
-            recipe=self.asked.model_dump(mode="json"),
+            recipe=self.given_recipe.model_dump(mode="json"),
             hardware=self.hardware.summary(self.recipe.compute_dtype),
             provenance={
                 **provenance(),
@@ -345,7 +346,7 @@ class SimulatedRun:
         return top_allocations(spans, find_peak(spans).index) if spans else []
 
     def _warnings(self) -> list[str]:
-        warnings = [] if self.training is None else surprises_of_model(self.asked, self.training.model)
+        warnings = [] if self.training is None else surprises_of_model(self.given_recipe, self.training.model)
         if unknown := unknown_ops(self.device.operators):
             warnings.append(
                 f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}"

@@ -57,6 +57,7 @@ class CudaRules:
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
+        """`run` without the values of integers (known_values.py)."""
         try:
             result = self._results[id(func)]
         except KeyError:
@@ -187,10 +188,10 @@ def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     }
     for name, function in functions.items():
         yield Replacement(f"torch.nn.functional.{name}", function, "runs another kernel on CUDA")
-    asked = "torch.utils._foreach_utils._get_foreach_kernels_supported_devices"
-    yield Replacement(asked, lambda: ["meta", "cuda"], "clips gradients one by one")
-    asked = "torch.optim.optimizer._get_fused_kernels_supported_devices"
-    yield Replacement(asked, lambda: ["meta", "cuda", "cpu"], "refuses fused optimizers")
+    name = "torch.utils._foreach_utils._get_foreach_kernels_supported_devices"
+    yield Replacement(name, lambda: ["meta", "cuda"], "clips gradients one by one")
+    name = "torch.optim.optimizer._get_fused_kernels_supported_devices"
+    yield Replacement(name, lambda: ["meta", "cuda", "cpu"], "refuses fused optimizers")
     yield Replacement("torch.cuda.synchronize", nothing, "raises, and libraries call it")
     yield Replacement("torch.cuda.empty_cache", rules.empty_cache, "does nothing")
     if rules.recipe.flash_package:

@@ -33,7 +33,7 @@ def on_local_parts(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tu
     if any(isinstance(value, Tensor) and not value.is_cpu for value in given):
         return None
     of_tensors = [value for value in lists if any(isinstance(item, Tensor) for item in value)]
-    if not all(_alike(value, whole) for value in of_tensors):
+    if not all(_divided_alike(value, whole) for value in of_tensors):
         return None
 
     def local(value: Any) -> Any:
@@ -57,7 +57,7 @@ def on_local_parts(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tu
     return [local(value) for value in args], {name: local(kwargs[name]) for name in kwargs}, as_divided
 
 
-def _alike(tensors: Sequence[Any], whole: Sequence[Any]) -> bool:
+def _divided_alike(tensors: Sequence[Any], whole: Sequence[Any]) -> bool:
     """Whether each is a DTensor divided as the one at its place in `whole`, without pending sums."""
     return len(tensors) == len(whole) and all(
         type(tensor) is type(other)

@@ -130,6 +130,7 @@ def _with_indices(packet: Any, args: Any) -> tuple[Any, ...]:
 
 
 def _is_known_mask(index: Any) -> bool:
+    """Whether an index is a shape-only mask whose values are known."""
     return (
         isinstance(index, Tensor)
         and index.is_meta

@@ -45,9 +45,9 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
     experts = sys.modules.get("transformers.integrations.moe")
     # older releases loop in Python over the tokens of each expert, which shapes do not have
     if experts is not None and hasattr(experts, "_grouped_mm_fallback_bwd"):
-        asked = as_on_cuda(experts._can_use_grouped_mm, capability)
+        answer = as_on_cuda(experts._can_use_grouped_mm, capability)
         name = "transformers.integrations.moe._can_use_grouped_mm"
-        yield Replacement(name, asked, "loops over experts where a GPU is too old")
+        yield Replacement(name, answer, "loops over experts where a GPU is too old")
     if find_spec("triton") is not None:
         why = "runs kernels (Liger's), which write into tensors that Python made"
         run = _timed if recipe.by_liger or recipe.by_odds else nothing
@@ -75,9 +75,9 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
             yield Replacement(path, staticmethod(as_on_cuda(resolve_name(path), capability)), why)
         yield Replacement("trl.trainer.utils._use_triton", lambda device: True, why)
     if recipe.by_odds and find_spec("trl") is not None:
-        asked = as_on_cuda(resolve_name("trl.trainer.utils._supports_trl_loss_kernel"), capability)
+        answer = as_on_cuda(resolve_name("trl.trainer.utils._supports_trl_loss_kernel"), capability)
         why = "takes a row at a time where a GPU has a kernel"
-        yield Replacement("trl.trainer.utils._supports_trl_loss_kernel", asked, why)
+        yield Replacement("trl.trainer.utils._supports_trl_loss_kernel", answer, why)
     if recipe.chunked_loss:
         why = "is one operator, whose shapes show nothing of its chunks"
         yield Replacement(f"{CHUNKED}._linear_cross_entropy_batch_chunked", _chunked_loss(capability), why)
@@ -138,11 +138,11 @@ def _compiled_step(function: Any = None, **_: Any) -> Any:
     """
 
     def step(weight: Tensor, grad: Tensor, count: Tensor, *moments: Any, **_: Any) -> None:
-        kept = [getattr(moment, "codes", moment) for moment in moments[:2]]
+        stored = [getattr(moment, "codes", moment) for moment in moments[:2]]
         made = list[Tensor]()
-        if any(one is not codes for one, codes in zip(moments, kept, strict=False)):
+        if any(one is not codes for one, codes in zip(moments, stored, strict=False)):
             made = _temporaries(weight, *moments[:2])
-        torch.ops.harness.triton_kernel([weight, weight, grad, *kept, *kept, *made, *made])
+        torch.ops.harness.triton_kernel([weight, weight, grad, *stored, *stored, *made, *made])
         while made:
             del made[0]
 

@@ -75,6 +75,7 @@ class ShapeCache:
         return _made(known), call
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Call:
+        """The Call of an operator on such arguments: the one of an earlier time, or a new one."""
         try:
             # torch.ones(3) and an integer's quotient have the default dtype, which model code changes
             options = _key(tuple(kwargs.items())) if kwargs else ()

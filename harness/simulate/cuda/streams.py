@@ -109,6 +109,7 @@ class Streams:
         return GPUS_PER_NODE
 
     def _enter(self, stream: Stream) -> None:
+        """Make `stream` the current one, of the allocator and of the clocks too."""
         self._current = stream
         self.memory.stream = stream.stream_id
         for clock in self.clocks:
