@@ -1,4 +1,4 @@
-"""A model of the CUDA caching allocator, and of its settings."""
+"""A model of PyTorch's CUDA caching allocator, and of its settings."""
 # pyright: reportUnusedImport=false
 
 from harness.allocator.allocator import Allocator, AllocatorOutOfMemory

@@ -1,7 +1,7 @@
 """A model of PyTorch's CUDA caching allocator (c10/cuda/CUDACachingAllocator.cpp, 2.11 to 2.15). No torch.
 
-One device, any number of streams; no CUDA graphs, no private pools and no record_stream: a free completes
-when it is asked for, so active means allocated. All sizes are bytes.
+It models one device with any number of streams, without CUDA graphs, private pools and record_stream. So a
+free completes at once, and active memory is the same as allocated memory. All sizes are in bytes.
 """
 
 from bisect import bisect_left
@@ -12,11 +12,11 @@ from harness.allocator.device_memory import Device, EventSink, kRoundLarge
 from harness.allocator.settings import Settings, kMinLargeAlloc, kSmallBuffer, kSmallSize
 
 kMinBlockSize = 512
-"""Every block is a multiple of it."""
+"""The size of every block is a multiple of it."""
 
 
 class AllocatorOutOfMemory(Exception):
-    """What torch.OutOfMemoryError says, in bytes."""
+    """Stands for torch.OutOfMemoryError, with its numbers in bytes."""
 
     def __init__(self, requested: int, segment: int, free: int, allocated: int, reserved: int) -> None:
         super().__init__(
@@ -24,23 +24,24 @@ class AllocatorOutOfMemory(Exception):
             f"{free} bytes are free, {reserved - allocated} bytes reserved but unallocated"
         )
         self.numbers = requested, segment, free, allocated, reserved
-        """What it was made of."""
+        """The arguments of the constructor, which make an equal error."""
         self.requested_bytes = requested
         self.segment_bytes = segment
-        """What cudaMalloc was asked for; the size that PyTorch's message names."""
+        """The size that was requested of cudaMalloc, which PyTorch's message names."""
         self.free_bytes = free
-        """Free on the device, reserved by nobody."""
+        """What is free on the device and reserved by nobody."""
         self.allocated_bytes = allocated
         self.reserved_unallocated_bytes = reserved - allocated
 
 
 class Allocator:
-    """malloc and free as torch.cuda does them.
+    """Allocates and frees blocks as torch.cuda does.
 
-    capacity_bytes is what cudaMalloc can give: the device's memory less the CUDA context and what others hold
-    (None: no limit). device_bytes is the device's total memory, of which per_process_memory_fraction is taken
-    (None: capacity_bytes). on_event hears of every segment. new_address says where the next segment of a size
-    lies (None: one after the other); up to PyTorch 2.11 it ranks equally large free blocks.
+    capacity_bytes is what cudaMalloc can give: the device's memory less the CUDA context and what other
+    processes hold (None: no limit). device_bytes is the device's total memory, of which
+    per_process_memory_fraction is a fraction (None: capacity_bytes). on_event is called for every segment
+    that comes or goes. new_address gives the address of the next segment from its size (None: one after the
+    other); up to PyTorch 2.11 addresses decide between equally large free blocks.
     """
 
     def __init__(
@@ -78,10 +79,8 @@ class Allocator:
         self._numbers_blocks = settings.free_block_order == "block_counter"
 
     def malloc(self, size_bytes: int, stream: int = 0) -> Block:
-        """Allocate size_bytes, more than 0, for a stream: PyTorch asks for no block for an empty storage.
-
-        Raises AllocatorOutOfMemory after trying all that PyTorch tries.
-        """
+        """Allocate a block of at least size_bytes for a stream. Raises AllocatorOutOfMemory, after trying all
+        that PyTorch tries, and ValueError for 0 bytes: PyTorch requests no block for an empty storage."""
         if size_bytes <= 0:
             raise ValueError(f"malloc of {size_bytes} bytes: an empty storage has no block")
         size = (size_bytes + 511) & ~511 if self._rounds_to_512 else self.round_size(size_bytes)
@@ -140,7 +139,7 @@ class Allocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Give an allocated block back. It must not be used afterwards."""
+        """Free an allocated block, which must not be used afterwards. Raises ValueError if it is free."""
         if not block.allocated:
             raise ValueError(f"free of a block that is not allocated, at address {block.address:#x}")
         if self._allocated_since_peak:
@@ -181,35 +180,35 @@ class Allocator:
             self._split_since_peak = True
 
     def empty_cache(self) -> None:
-        """Give every free segment (expandable: every free page) back to the device."""
+        """Give every free segment (with expandable segments: every free page) back to the device."""
         self.num_sync_all_streams += 1
         self.device.release_blocks(self.large_blocks)
         self.device.release_blocks(self.small_blocks)
 
     @property
     def allocated_bytes(self) -> int:
-        """torch.cuda.memory_allocated."""
+        """The bytes of torch.cuda.memory_allocated."""
         small, large = self.small_blocks, self.large_blocks
         return small.allocated_bytes + large.allocated_bytes - small.freed_bytes - large.freed_bytes
 
     @property
     def reserved_bytes(self) -> int:
-        """torch.cuda.memory_reserved."""
+        """The bytes of torch.cuda.memory_reserved."""
         return self.device.reserved_bytes.current
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """torch.cuda.max_memory_allocated."""
+        """The bytes of torch.cuda.max_memory_allocated."""
         self.update_peaks()
         return self.peak_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """torch.cuda.max_memory_reserved."""
+        """The bytes of torch.cuda.max_memory_reserved."""
         return self.device.reserved_bytes.peak
 
     def round_size(self, size: int) -> int:
-        """The size of the block that a request of this size needs."""
+        """The smallest size of a block for a request of this size."""
         if size < kMinBlockSize:
             return kMinBlockSize
         power = size.bit_length() - 1
@@ -220,7 +219,7 @@ class Allocator:
         return -(-size // step) * step
 
     def get_allocation_size(self, size: int) -> int:
-        """What cudaMalloc is asked for when no cached block fits."""
+        """The size requested of cudaMalloc for a block of this size, when no cached block fits."""
         if size <= kSmallSize:
             return kSmallBuffer
         if size < kMinLargeAlloc:
@@ -228,13 +227,13 @@ class Allocator:
         return -(-size // kRoundLarge) * kRoundLarge
 
     def has_cached(self, size_bytes: int, stream: int = 0) -> bool:
-        """Whether malloc would take a block that is there already."""
+        """Whether malloc would take a free block that is cached, without asking the device for memory."""
         size = self.round_size(size_bytes)
         pool = (self.small_blocks if size <= kSmallSize else self.large_blocks).streams.get(stream)
         return pool is not None and self._best_fit(pool, size) >= 0
 
     def update_peaks(self) -> None:
-        """Bring the peaks of what malloc and free count up to date. Whoever reads them must call it first."""
+        """Update the peaks of what malloc and free count. It must be called before these peaks are read."""
         self._update_allocation_peaks()
         self._update_inactive_split_peaks()
 
@@ -284,7 +283,8 @@ class Allocator:
             self.inactive_split_bytes_peak = small_now + large_now
 
     def _new_block(self, pool: StreamPool, size: int, requested: int) -> Block:
-        """Get memory from the device; on failure free cached memory, a little, then all, and try again."""
+        """A block of memory from the device. On failure cached memory is given back, first a little, then
+        all, and the request is made again."""
         if self._gc_threshold_bytes is not None:
             self._garbage_collect_cached_blocks(self._gc_threshold_bytes)
         block = self._alloc_block(pool, size)
@@ -304,6 +304,7 @@ class Allocator:
         return block
 
     def _alloc_block(self, pool: StreamPool, size: int) -> Block | None:
+        """A block of memory from the device. None: out of memory, or beyond what the process may use."""
         alloc_size = self.get_allocation_size(size)
         limit = self._allowed_memory_maximum
         if limit is not None and self.reserved_bytes + alloc_size > limit:
@@ -313,6 +314,7 @@ class Allocator:
         return self.device.alloc_block(pool, alloc_size)
 
     def _get_free_block(self, pool: StreamPool, size: int) -> Block | None:
+        """Take the cached block that fits best out of the list of free blocks. None: no block fits."""
         if self._gc_threshold_bytes is not None:
             pool.pool.get_free_blocks_call_count += 1
         i = self._best_fit(pool, size)
@@ -322,7 +324,7 @@ class Allocator:
         return pool.blocks.pop(i)
 
     def _best_fit(self, pool: StreamPool, size: int) -> int:
-        """Where the smallest free block that fits is listed. -1: there is none, or it is oversize."""
+        """The index of the smallest free block that fits. -1: there is none, or it is oversize."""
         blocks = pool.blocks
         i = bisect_left(pool.keys, size << 96)
         if i == len(blocks):
@@ -336,7 +338,8 @@ class Allocator:
         return -1 if blocks[i].size >= size + self._max_non_split_rounding else i
 
     def _release_available_cached_blocks(self, pool: StreamPool, size: int) -> bool:
-        """With max_split_size: free one oversize block that is large enough, or several that add up."""
+        """With max_split_size: give back one oversize block that is large enough, or several that together
+        are. Returns whether that was possible."""
         if self.settings.max_split_size_bytes is None or self._expandable:
             return False
         needed = max(size, self._oversize_from)
@@ -353,7 +356,7 @@ class Allocator:
         return released >= needed
 
     def _garbage_collect_cached_blocks(self, threshold_bytes: int) -> None:
-        """Past the threshold, free large segments that went unused for at least the average time."""
+        """Beyond the threshold, give back large segments that were unused for at least the average time."""
         target = self.reserved_bytes - threshold_bytes
         if target <= 0 or self._expandable:
             return
@@ -375,5 +378,6 @@ class Allocator:
 
 
 def _expandable_size(block: Block) -> int:
+    """The size that a free block can grow to by mapping the addresses behind it."""
     after = block.next
     return block.size if after is None or after.mapped else block.size + after.size

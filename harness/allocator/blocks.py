@@ -1,6 +1,6 @@
 """The parts of the allocator model: blocks, segments, pools of free blocks, statistics. No torch.
 
-Names are those of c10/cuda/CUDACachingAllocator.cpp. All sizes are bytes.
+Names are those of c10/cuda/CUDACachingAllocator.cpp. All sizes are in bytes.
 """
 
 from bisect import bisect_left, insort
@@ -22,19 +22,25 @@ class Block:
         self.address = address
         self.size = size
         self.counter = counter
+        """A number that decides between equally large free blocks: see Device.number."""
         self.requested_size = 0
-        """Of a free block: what its last owner had asked for, as in PyTorch's snapshots."""
+        """The requested bytes; for a free block those of its last allocation, as in PyTorch's snapshots."""
         self.allocated = False
         self.mapped = True
+        """False for addresses of an expandable segment that have no memory."""
         self.prev: Block | None = None
         self.next: Block | None = None
+        """The neighbours by address in the same segment."""
         self.key = self.gc_count_base = 0
         self.frames: Any = ()
         """Whatever the caller attaches to the allocation (a stack); malloc clears it."""
 
 
 class Segment:
-    """One cudaMalloc, or one expandable range of addresses. `head` is its first block, all its life."""
+    """The memory of one cudaMalloc, or one expandable range of addresses.
+
+    `head` is its first block, as long as the segment exists.
+    """
 
     __slots__ = ("address", "counter", "head", "page_size", "size", "stream")
 
@@ -42,13 +48,14 @@ class Segment:
         self.address = address
         self.size = size
         self.page_size = page_size
-        """Physical memory comes and goes in such pages. 0: not expandable."""
+        """The size of the pages that are mapped and unmapped; 0 if the segment is not expandable."""
         self.counter = 0
+        """A number that decides between equally large free blocks: see Device.number."""
         self.stream = stream
         self.head: Block
 
     def blocks(self) -> Iterator[Block]:
-        """All of its memory, by address."""
+        """All blocks of the segment, by address."""
         block: Block | None = self.head
         while block is not None:
             yield block
@@ -56,7 +63,7 @@ class Segment:
 
 
 class Stat:
-    """Current, peak and accumulated values of a quantity that changes rarely."""
+    """The current, peak and accumulated value of a quantity that changes rarely."""
 
     __slots__ = ("allocated", "current", "peak")
 
@@ -64,6 +71,7 @@ class Stat:
         self.current = self.peak = self.allocated = 0
 
     def increase(self, amount: int) -> None:
+        """Add to the current value; `allocated` is the sum of all that was ever added."""
         self.current += amount
         self.allocated += amount
         if self.current > self.peak:
@@ -74,10 +82,10 @@ class Stat:
 
 
 class BlockPool:
-    """The small or the large pool: its free blocks by stream, and what happened in it.
+    """The small or the large pool: its free blocks by stream, and its statistics.
 
-    Allocations are counted by totals that only grow: current is allocated less freed, and the peak is the
-    highest current seen just before a free. So malloc costs one addition a quantity.
+    Allocations are counted by totals that only grow. The current value is `allocated` less `freed`, and the
+    peak is the highest current value seen just before a free. So malloc costs one addition for each quantity.
     """
 
     __slots__ = (
@@ -113,10 +121,12 @@ class StreamPool:
         self.pool = pool
         self.stream = stream
         self.keys: list[int] = []
+        """The keys of `blocks`, in their order, for bisection."""
         self.blocks: list[Block] = []
         self.unmapped: list[Block] = []
 
     def insert_into_blocks(self, block: Block) -> None:
+        """List a block as free."""
         block.gc_count_base = self.pool.get_free_blocks_call_count
         # (size, counter, address) as one integer compares faster than as a tuple.
         block.key = key = (block.size << 96) + (block.counter << 64) + block.address
@@ -125,19 +135,21 @@ class StreamPool:
         self.blocks.insert(i, block)
 
     def erase(self, block: Block) -> None:
+        """Take a block out of the list of free blocks."""
         i = bisect_left(self.keys, block.key)
         del self.keys[i]
         del self.blocks[i]
 
     def insert_into_unmapped(self, block: Block) -> None:
+        """List a block as unmapped."""
         insort(self.unmapped, block, key=lambda each: each.address)
 
 
 def merge(low: Block, high: Block, owner: Block) -> Block:
-    """Let the lower of two neighbours take in the higher, with the properties of `owner`, one of them.
+    """Join two neighbours into the lower one, which gets the properties of `owner`, one of the two.
 
-    In PyTorch either object may survive; here always the lower, so that a segment keeps its first block. The
-    one that goes, or is to be ranked anew, must not be listed any more. Returns `low`.
+    In PyTorch either object may survive. Here it is always the lower one, so that a segment keeps its first
+    block. Neither may be listed as free or unmapped. Returns `low`.
     """
     low.counter = owner.counter
     low.requested_size = owner.requested_size
@@ -150,7 +162,7 @@ def merge(low: Block, high: Block, owner: Block) -> Block:
 
 
 def split(block: Block, size: int, counter: int) -> Block:
-    """Cut a block after `size` bytes. Returns the upper part, new and ranked by `counter`."""
+    """Cut a block after `size` bytes. Returns the upper part, a new block with the number `counter`."""
     upper = Block(block.pool, block.segment, block.address + size, block.size - size, counter)
     upper.mapped = block.mapped
     upper.prev = block

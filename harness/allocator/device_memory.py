@@ -1,8 +1,8 @@
 """How the allocator model gets memory from the device and gives it back. No torch.
 
-Two ways, never mixed in one process here: a segment per cudaMalloc, given back whole; or (with
-expandable_segments) ranges of addresses into which pages are mapped and from which they are unmapped. Names
-are those of c10/cuda/CUDACachingAllocator.cpp. All sizes are bytes.
+There are two ways, which are never mixed here: a segment for each cudaMalloc, which is given back whole; or
+(with expandable_segments) ranges of addresses into which pages are mapped and from which they are unmapped.
+Names are those of c10/cuda/CUDACachingAllocator.cpp. All sizes are in bytes.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,15 @@ from harness.allocator.settings import Settings, kSmallBuffer
 from harness.system import nothing
 
 kRoundLarge = 2 * 2**20
-"""Segments of 10 MiB and more are a multiple of it; also the granularity of physical memory."""
+"""Segments of 10 MiB and more are a multiple of it. It is also the granularity of physical memory."""
 kDefaultDeviceBytes = 2**40
-"""Sets the address space of an expandable segment when the device's memory is not given."""
+"""The device's memory where it is not given, which decides the address space of an expandable segment."""
 kFirstAddress = 0x7F0000000000
+"""The address of the first segment."""
 
 EventSink = Callable[[str, int, int, int], None]
-"""Called with action, address, size_bytes, stream. The actions segment_alloc, segment_free, segment_map,
-segment_unmap and oom (whose address is the device's free bytes) are those of a recorded trace."""
+"""A function of action, address, size_bytes and stream. The actions segment_alloc,
+segment_free, segment_map, segment_unmap and oom (its address is the free bytes) are a recorded trace's."""
 
 
 class Device:
@@ -37,32 +38,33 @@ class Device:
         self.capacity_bytes = capacity_bytes
         self.device_bytes = device_bytes or capacity_bytes or kDefaultDeviceBytes
         self.used_bytes = 0
-        """Physical memory held: what is reserved, in whole pages of the device."""
+        """The physical memory that is held: what is reserved, in whole pages of the device."""
         self.segments: dict[int, Segment] = {}
-        """By address."""
+        """The segments by address."""
         self.segment, self.reserved_bytes, self.oversize_segments = Stat(), Stat(), Stat()
         self.num_device_alloc = self.num_device_free = 0
         self.emit: EventSink = on_event or nothing
         self.can_take: Callable[[int], bool] | None = None
-        """Decides instead of capacity_bytes whether memory can be had (a replay knows it from the trace)."""
+        """Decides instead of capacity_bytes whether so many bytes are free: a replay's trace shows it."""
         self._new_address = new_address
         self._next_address = kFirstAddress
         self._counter = 0
+        """The latest number that a block or a segment got."""
 
     def free_bytes(self) -> int:
-        """What cudaMemGetInfo calls free."""
+        """The free bytes that cudaMemGetInfo returns."""
         limit = self.device_bytes if self.capacity_bytes is None else self.capacity_bytes
         return limit - self.used_bytes
 
     def number(self, segment: Segment) -> int:
-        """The number of a new block, the second thing after size by which free blocks are ranked."""
+        """The number of a new block. Of equally large free blocks the one with the lowest is taken."""
         if self.settings.free_block_order == "block_counter":
             self._counter += 1
             return self._counter
         return segment.counter
 
     def move(self, segment: Segment, address: int) -> None:
-        """Say where a segment lies that is one unmapped block: a replay learns it when it is first used."""
+        """Change the address of a segment that is one unmapped block. A replay learns it at its first use."""
         block = segment.head
         block.pool.unmapped.remove(block)
         del self.segments[segment.address]
@@ -71,6 +73,7 @@ class Device:
         block.pool.insert_into_unmapped(block)
 
     def _add_segment(self, pool: StreamPool, size: int, page_size: int) -> Block:
+        """A new segment, as its only block."""
         address = self._next_address if self._new_address is None else self._new_address(size)
         self._next_address = address + -(-size // kRoundLarge) * kRoundLarge
         segment = Segment(address, size, page_size, pool.stream)
@@ -82,7 +85,7 @@ class Device:
         return block
 
     def _take(self, size: int) -> bool:
-        """Physical memory from the device, in pages of 2 MiB. False: there is not enough."""
+        """Take physical memory from the device, in pages of 2 MiB. False: there is not enough."""
         pages = -(-size // kRoundLarge) * kRoundLarge
         if self.can_take is not None:
             taken = self.can_take(size)
@@ -92,17 +95,19 @@ class Device:
         return taken
 
     def _count(self, pool: BlockPool, size: int) -> None:
+        """Count memory that was taken from the device."""
         self.num_device_alloc += 1
         self.reserved_bytes.increase(size)
         pool.reserved_bytes.increase(size)
 
     def _uncount(self, pool: BlockPool, size: int) -> None:
+        """Count memory that was given back to the device."""
         self.used_bytes -= -(-size // kRoundLarge) * kRoundLarge
         self.num_device_free += 1
         self.reserved_bytes.decrease(size)
         pool.reserved_bytes.decrease(size)
 
-    # One cudaMalloc a segment
+    # A cudaMalloc for each segment
 
     def alloc_block(self, pool: StreamPool, alloc_size: int) -> Block | None:
         """A new segment, as one block that is not listed as free. None: out of memory."""
@@ -118,7 +123,7 @@ class Device:
         return block
 
     def release_block(self, block: Block) -> None:
-        """Give a segment back that is one free block."""
+        """Give back a segment that is one free block."""
         pool, size = block.pool, block.size
         self.emit("segment_free", block.address, size, pool.stream)
         pool.erase(block)
@@ -130,7 +135,7 @@ class Device:
             self.oversize_segments.decrease(1)
 
     def release_blocks(self, pool: BlockPool) -> None:
-        """Give every free segment, or every free page, of a pool back."""
+        """Give back every free segment, or every free page, of a pool."""
         for block in pool.free_blocks():
             if block.segment.page_size:
                 block = self._unmap_block(block)
@@ -159,7 +164,8 @@ class Device:
         return block
 
     def _find_expandable_block(self, pool: StreamPool, size: int) -> Block:
-        """The lowest free or unmapped block from which on `size` bytes are not allocated."""
+        """The lowest free or unmapped block at which `size` bytes begin that are not allocated. If there is
+        none, it is a new segment."""
         for block in pool.unmapped:
             if block.prev is not None and not block.prev.allocated:
                 block = block.prev
@@ -180,7 +186,7 @@ class Device:
     def _map_block(self, block: Block, size: int) -> Block | None:
         """Map whole pages, at least `size` bytes, at the start of an unmapped block.
 
-        Returns the free block that they are part of then. None: out of memory.
+        Returns the free block that they then belong to. None: out of memory.
         """
         pool = block.pool
         size = -(-size // block.segment.page_size) * block.segment.page_size
@@ -203,7 +209,7 @@ class Device:
         return block
 
     def _unmap_block(self, block: Block) -> Block:
-        """Unmap the whole pages in a free block. Returns the unmapped block that they are part of then."""
+        """Unmap the whole pages in a free block. Returns the unmapped block that they then belong to."""
         pool, start, page_size = block.pool, block.segment.address, block.segment.page_size
         begin = -(-(block.address - start) // page_size) * page_size + start
         end = (block.address + block.size - start) // page_size * page_size + start

@@ -1,4 +1,4 @@
-"""What the allocator model holds and has counted, in the shapes that torch.cuda gives. No torch."""
+"""The state and statistics of the allocator model, in the formats of torch.cuda. No torch."""
 
 from itertools import groupby
 from typing import Any
@@ -8,10 +8,10 @@ from harness.allocator.blocks import Block, Stat
 
 
 def memory_stats(allocator: Allocator) -> dict[str, int]:
-    """torch.cuda.memory_stats of a process without private pools, in bytes and counts.
+    """The dict of torch.cuda.memory_stats for a process without private pools, in bytes and counts.
 
-    active equals allocated (see harness.allocator); inactive_split leaves expandable segments out, as PyTorch
-    does.
+    `active` equals `allocated` (allocator.py says why). As in PyTorch, expandable segments have no
+    `inactive_split`.
     """
     allocator.update_peaks()
     device, small, large = allocator.device, allocator.small_blocks, allocator.large_blocks
@@ -43,13 +43,13 @@ def memory_stats(allocator: Allocator) -> dict[str, int]:
             else:
                 now, ups = (sum(getattr(pool, field) for pool in pools) for field in (name, f"{name}_total"))
                 row(f"{name}.{part}", now, getattr(owner, f"{name}_peak"), ups)
-    kept: dict[str, Stat] = {
+    rare: dict[str, Stat] = {
         "oversize_allocations": allocator.oversize_allocations,
         "oversize_segments": device.oversize_segments,
     }
     for part, owner in (("all", device), ("small_pool", small), ("large_pool", large)):
-        kept |= {f"segment.{part}": owner.segment, f"reserved_bytes.{part}": owner.reserved_bytes}
-    for name, stat in kept.items():
+        rare |= {f"segment.{part}": owner.segment, f"reserved_bytes.{part}": owner.reserved_bytes}
+    for name, stat in rare.items():
         row(name, stat.current, stat.peak, stat.allocated)
     limit = allocator.settings.max_split_size_bytes
     return stats | {
@@ -64,7 +64,7 @@ def memory_stats(allocator: Allocator) -> dict[str, int]:
 
 
 def reset_peak_memory_stats(allocator: Allocator) -> None:
-    """torch.cuda.reset_peak_memory_stats: every peak becomes the current value."""
+    """Set every peak to the current value, as torch.cuda.reset_peak_memory_stats does."""
     small, large, device = allocator.small_blocks, allocator.large_blocks, allocator.device
     for pool in (small, large):
         pool.peak = pool.peak_bytes = pool.peak_requested_bytes = 0
@@ -79,9 +79,9 @@ def reset_peak_memory_stats(allocator: Allocator) -> None:
 
 
 def snapshot_segments(allocator: Allocator) -> list[dict[str, Any]]:
-    """torch.cuda.memory._snapshot()["segments"]; frames are what the caller put on the blocks.
+    """The list torch.cuda.memory._snapshot()["segments"], with the frames that the caller attached to blocks.
 
-    An expandable segment shows as one entry for each contiguous mapped range.
+    An expandable segment has one entry for each contiguous mapped range.
     """
     segments: list[dict[str, Any]] = []
     for segment in allocator.device.segments.values():
@@ -92,6 +92,7 @@ def snapshot_segments(allocator: Allocator) -> list[dict[str, Any]]:
 
 
 def _segment(blocks: list[Block]) -> dict[str, Any]:
+    """The entry of a snapshot for contiguous mapped blocks of one segment."""
     pool, allocated = blocks[0].pool, [block for block in blocks if block.allocated]
     return {
         "device": 0,

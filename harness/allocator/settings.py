@@ -1,7 +1,7 @@
 """The CUDA caching allocator's settings, in the syntax of PYTORCH_CUDA_ALLOC_CONF. No torch.
 
 The meaning of every option is that of c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.cpp in
-PyTorch 2.11 to 2.15. Sizes are bytes; the options' own unit is MiB although their names say mb.
+PyTorch 2.11 to 2.15. Sizes are in bytes here; the options' own unit is MiB although their names say mb.
 """
 
 import difflib
@@ -18,45 +18,49 @@ MiB = 2**20
 kSmallSize = 1 * MiB
 """The largest request served from the small pool."""
 kSmallBuffer = 2 * MiB
-"""The segment of the small pool."""
+"""The size of the small pool's segments."""
 kMinLargeAlloc = 10 * MiB
-"""From this size on a request gets a segment of its own size."""
+"""A request of this size or more gets a segment of its own size."""
 kLargeBuffer = 20 * MiB
-"""The segment that smaller requests of the large pool share, unless large_segment_size_mb says otherwise."""
+"""The size of segments that smaller requests of the large pool share, unless large_segment_size_mb is set."""
 kRoundUpPowerOfTwoIntervals = 16
 """roundup_power2_divisions has one entry per power of two: below 2 MiB, from 2 MiB, ..., from 32 GiB."""
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""The environment variables that PyTorch reads, the first one set wins."""
+"""The environment variables that PyTorch reads. The first one that is set wins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the allocator model needs to know. The defaults are PyTorch's."""
+    """The settings of the allocator model. The defaults are PyTorch's."""
 
     expandable_segments: bool = False
     max_split_size_bytes: int | None = None
     """Larger free blocks are neither split nor given to smaller requests. None: no limit."""
     large_segment_size_bytes: int = kLargeBuffer
+    """The size of segments that requests below kMinLargeAlloc share in the large pool."""
     max_non_split_rounding_bytes: int | None = None
     """How much larger than an oversize request a free block may be. None: large_segment_size_bytes."""
     garbage_collection_threshold: float = 0.0
-    """Fraction of the allowed memory. PyTorch collects only when per_process_memory_fraction is below 1."""
+    """The fraction of the allowed memory beyond which unused segments are given back; 0: never. PyTorch does
+    so only when per_process_memory_fraction is below 1."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * kRoundUpPowerOfTwoIntervals
+    """By power of two: into how many parts it is divided, to a multiple of which a request is rounded up."""
     per_process_memory_fraction: float = 1.0
+    """The fraction of the device's memory that the process may reserve."""
     free_block_order: FreeBlockOrder = "segment_counter"
-    """How equally large free blocks are ranked; no option but the PyTorch version decides it."""
+    """What decides between equally large free blocks. The PyTorch version sets it, and no option does."""
     ignored: tuple[str, ...] = ()
-    """Options that were given and that change nothing in this model."""
+    """The options that were given and that change nothing in this model."""
 
     @property
     def oversize_from_bytes(self) -> int:
-        """Requests and blocks of so many bytes are oversize: see max_split_size_bytes."""
+        """Requests and blocks of at least so many bytes are oversize: see max_split_size_bytes."""
         return self.max_split_size_bytes or sys.maxsize
 
 
 def settings_from_environment(environment: Mapping[str, str], torch_version: str = "2.13") -> Settings:
-    """The settings a CUDA process with this environment would have. Raises InputError."""
+    """The settings that a CUDA process with this environment would have. Raises InputError."""
     for name in VARIABLES:
         if name in environment:
             return parse_settings(environment[name], torch_version, origin=name)
@@ -64,9 +68,9 @@ def settings_from_environment(environment: Mapping[str, str], torch_version: str
 
 
 def parse_settings(text: str, torch_version: str = "2.13", origin: str = VARIABLES[0]) -> Settings:
-    """Parse "key:value,key:value". Raises InputError naming `origin`, the option and what it takes.
+    """The settings in "key:value,key:value". Raises InputError, naming `origin`, the option and its values.
 
-    Refuses what PyTorch refuses, and also what PyTorch reads as something else than it says (64abc as 64).
+    It refuses what PyTorch refuses, and also text that PyTorch misreads (64abc as 64).
     """
     values: dict[str, str] = {}
     for key, value in _options(text, origin):
@@ -92,7 +96,8 @@ def parse_settings(text: str, torch_version: str = "2.13", origin: str = VARIABL
 
 
 def _options(text: str, origin: str) -> list[tuple[str, str]]:
-    """Split at the commas outside brackets; PyTorch drops white space and allows one comma at the end."""
+    """The options as (key, value), split at commas outside brackets. Like PyTorch it drops white space and
+    allows one comma at the end."""
     text = re.sub(r"\s+", "", text)
     items = re.split(r",(?![^\[]*\])", text.removesuffix(",")) if text else []
     pairs: list[tuple[str, str]] = []
@@ -105,6 +110,7 @@ def _options(text: str, origin: str) -> list[tuple[str, str]]:
 
 
 def _unknown(key: str, origin: str) -> InputError:
+    """The error for an option that PyTorch does not have, with the nearest one that it has."""
     known = sorted([*_PARSERS, *_NEUTRAL])
     nearest = difflib.get_close_matches(key, known, n=1)
     hint = f"Did you mean {nearest[0]}?" if nearest else f"Known options: {', '.join(known)}."
@@ -155,10 +161,10 @@ def _fraction(value: str, fields: dict[str, Any]) -> float:
 
 
 def _divisions(value: str, fields: dict[str, Any]) -> tuple[int, ...]:
-    """Divisions per power of two, of all sizes ("4") or by size in MiB ("[256:1,512:2,>:8]").
+    """The divisions of each power of two: for all sizes ("4"), or by size in MiB ("[256:1,512:2,>:8]").
 
-    As in PyTorch the first size also covers what is below it, ">" what is above the last one named (without
-    one: above the first interval), and a size left out in between is not rounded.
+    As in PyTorch the first size also covers everything below it, and ">" everything above the last size named
+    before it (if there is none, above the first interval). A size left out in between is not rounded.
     """
     if not value.startswith("["):
         if not _is_power_of_two(value):
@@ -212,7 +218,7 @@ def _refuse(value: str) -> str | None:
     return "cannot be simulated: it limits the address space of a segment. Drop it."
 
 
-_PARSERS = {
+_PARSERS = {  # by option: the field of Settings, and what reads its value
     "expandable_segments": ("expandable_segments", _boolean),
     "large_segment_size_mb": ("large_segment_size_bytes", _large_segment),
     "max_split_size_mb": ("max_split_size_bytes", _at_least_large_segment),
@@ -222,7 +228,7 @@ _PARSERS = {
     "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
 }
 
-_NEUTRAL = {
+_NEUTRAL = {  # by option that changes nothing here: what returns why a value is refused, or None
     "backend": _native,
     "throw_on_cudamalloc_oom": _off,
     "expandable_segments_reserve": _refuse,

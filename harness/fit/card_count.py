@@ -102,6 +102,7 @@ def render_counts(name: str, found: Sequence[Cards], tokens: int = 0) -> str:
 
 
 def _lines(name: str, found: Sequence[Cards], tokens: int) -> Iterator[str]:
+    """The lines of `render_counts`."""
     counts = sorted({cards.gpus for cards in found})
     yield f"{name} on {', '.join(map(str, counts))} cards: the fewest of each device that fit, by arithmetic"
     if tokens:

@@ -118,8 +118,7 @@ def suggestions(recipe: Recipe, limit_bytes: int, price: Pricing) -> list[Change
 def combined(
     recipe: Recipe, limit_bytes: int, changes: list[Change], price: Pricing
 ) -> dict[str, Any] | None:
-    """The fields of the fewest `changes` with which the recipe fits `limit_bytes`; None if not even all are
-    enough.
+    """The fields of the fewest `changes` with which the recipe fits `limit_bytes`; None if there are none.
 
     Changes are added one after the other, the cheapest first, each kept if it lowers the need. Those that
     turn out not to be needed are left out again, the dearest first. A cheap change may exclude one that saves
@@ -169,8 +168,7 @@ def _together(changes: list[Change]) -> dict[str, Any]:
 
 
 def _price_with(recipe: Recipe, fields: dict[str, Any], price: Pricing) -> Price | None:
-    """The price of the recipe with `fields`; None if they break a rule, or model or device cannot have
-    them."""
+    """The price with `fields`; None if they break a rule, or this model or device cannot have them."""
     try:
         return price(changed(recipe, fields))
     except (ValidationError, InputError):

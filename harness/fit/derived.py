@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.architecture import find_config, read_config
 from harness.errors import InputError
+from harness.fit.few_layers import decoder_config
 from harness.fit.simulations import Simulations
 from harness.formula import Piece, Point, Size, Terms, in_dimensions, point_of, terms_at_peak
 from harness.hardware import Hardware
@@ -145,7 +146,7 @@ def _points(point: Point) -> list[Point]:
 
 def dimensions(recipe: Recipe) -> dict[str, int]:
     """The model's dimensions by the letters of MEANINGS, each different number once."""
-    config = _config_of_text(recipe)
+    config = decoder_config(read_config(find_config(recipe.model)))
     found = {letter: config[name] for name, letter in LETTERS.items() if isinstance(config.get(name), int)}
     if "n_embd" in config and "F" not in found:  # GPT-2's, where its config says nothing else
         found["F"] = config.get("n_inner") or 4 * config["n_embd"]
@@ -161,14 +162,8 @@ def dimensions(recipe: Recipe) -> dict[str, int]:
 
 def heads(recipe: Recipe) -> dict[str, int]:
     """The number of attention heads of a layer by the letter N; empty where the config has none."""
-    found = _heads(_config_of_text(recipe))
+    found = _heads(decoder_config(read_config(find_config(recipe.model))))
     return {} if found is None else {"N": found}
-
-
-def _config_of_text(recipe: Recipe) -> dict[str, Any]:
-    """The config of the language model, which a model with images has within its own."""
-    config = read_config(find_config(recipe.model))
-    return config.get("text_config", config)
 
 
 def _heads(config: dict[str, Any]) -> int | None:

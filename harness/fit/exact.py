@@ -1,7 +1,6 @@
 """The largest micro batch or sequence that fits, found by simulating and not by arithmetic.
 
-A few simulations make a formula (harness/formula), which says where the limit is; the values there are then
-simulated.
+A few simulations make a formula (harness/formula), which says where the limit is; that is then simulated.
 """
 
 import dataclasses

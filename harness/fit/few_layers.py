@@ -73,7 +73,7 @@ class _Model:
             raise NotRepeated("it cannot be cut")
         self._devices, self._settings = devices, settings
         self._config = read_config(find_config(recipe.model))
-        part = _decoder(self._config)
+        part = decoder_config(self._config)
         self._layers = next((part[name] for name in LAYERS if isinstance(part.get(name), int)), 0)
         self._folder = TemporaryDirectory()  # deleted with this object
         self._paths: dict[int, str] = {}
@@ -115,7 +115,7 @@ class _Model:
     def _choose(self, recipe: Recipe) -> tuple[int, int]:
         """The fewest layers to simulate and their period, such that deeper models have the right number of
         layers of every kind."""
-        first_dense = _decoder(self._config).get("first_k_dense_replace") or 0
+        first_dense = decoder_config(self._config).get("first_k_dense_replace") or 0
         for period in PERIODS:
             fewest = first_dense + (FEWEST if period == 1 else 3 * period)
             fewest += (self._layers - fewest) % period
@@ -132,7 +132,7 @@ class _Model:
 
     def _lists(self) -> dict[str, list[Any]]:
         """The lists in the config that have an entry for each layer, by field."""
-        part = _decoder(self._config)
+        part = decoder_config(self._config)
         lists = {k: cast("list[Any]", v) for k, v in part.items() if isinstance(v, list)}
         return {k: v for k, v in lists.items() if len(v) == self._layers}
 
@@ -140,7 +140,7 @@ class _Model:
         """The path of the config with so many layers."""
         if layers not in self._paths:
             config = json.loads(json.dumps(self._config))
-            part = _decoder(config)
+            part = decoder_config(config)
             part |= {name: layers for name in LAYERS if name in part}
             part |= {name: values[:layers] for name, values in self._lists().items()}
             path = Path(self._folder.name) / f"{layers}.json"
@@ -149,7 +149,7 @@ class _Model:
         return self._paths[layers]
 
 
-def _decoder(config: dict[str, Any]) -> dict[str, Any]:
+def decoder_config(config: dict[str, Any]) -> dict[str, Any]:
     """The config of the language model, which a model with images has within its own."""
     return config.get("text_config", config)
 

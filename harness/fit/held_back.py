@@ -1,6 +1,6 @@
 """Which memory keeps a larger micro batch from fitting, as a sentence with sizes, and a neutral change.
 
-A neutral change trains the same weights to the same values, and costs next to nothing.
+A neutral change trains the same weights to the same values.
 """
 
 from collections import Counter

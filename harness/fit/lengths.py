@@ -144,9 +144,9 @@ def fit_lengths(
         found.notes += [warning for warning in profile.warnings if warning not in found.notes]
         if found.micro_batches[-1].fits_up_to == 0:
             break
-    asked = next((b for b in found.micro_batches if b.rows == recipe.micro_batch_size), None)
-    if asked is not None:
-        ways = _ways(recipe, simulations, examples, asked)
+    own_batch = next((b for b in found.micro_batches if b.rows == recipe.micro_batch_size), None)
+    if own_batch is not None:
+        ways = _ways(recipe, simulations, examples, own_batch)
         found.ways = [replace(way, hours_an_epoch=_hours(recipe, simulations, way)) for way in ways]
     return found
 
@@ -206,31 +206,31 @@ def _micro_batch(
 
 
 def _ways(
-    recipe: Recipe, simulations: Simulations, examples: NDArray[np.int64], asked: MicroBatch
+    recipe: Recipe, simulations: Simulations, examples: NDArray[np.int64], own_batch: MicroBatch
 ) -> Iterator[Way]:
     """The ways to put the rows into batches: shuffled, cut off at what fits, grouped by length, and packed
     where that is possible."""
     from harness.data import pack
 
-    rows = asked.rows
+    rows = own_batch.rows
     cut = _cut(recipe, examples, recipe.seq_len)
     batches = -(-len(cut) // rows)
     lost = _longer(examples, recipe.seq_len), int(examples.sum() - cut.sum())
     random = _padded(cut, padded_tokens(cut.max(axis=1), rows))
-    by = asked.half_of_epochs_by
-    runs_out = "no" if not asked.longer_rows else "seldom" if by is None else f"half by batch {by:,}"
-    peak = asked.peak_allocated_bytes
+    by = own_batch.half_of_epochs_by
+    runs_out = "no" if not own_batch.longer_rows else "seldom" if by is None else f"half by batch {by:,}"
+    peak = own_batch.peak_allocated_bytes
     yield Way("shuffled", runs_out, peak, random.padding_share, random.tokens, batches, *lost)
-    shorter = _cut(recipe, examples, asked.fits_up_to)
-    if asked.longer_rows and shorter.any():
-        sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": asked.fits_up_to})
+    shorter = _cut(recipe, examples, own_batch.fits_up_to)
+    if own_batch.longer_rows and shorter.any():
+        sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": own_batch.fits_up_to})
         peak_there = _peak(simulations.profile(sized))
         less = _padded(shorter, padded_tokens(shorter.max(axis=1), rows))
-        gone = _longer(examples, asked.fits_up_to), int(examples.sum() - shorter.sum())
-        name = f"seq_len={asked.fits_up_to}"
-        yield Way(name, "no", peak_there, less.padding_share, less.tokens, -(-len(shorter) // rows), *gone)
+        loss = _longer(examples, own_batch.fits_up_to), int(examples.sum() - shorter.sum())
+        name = f"seq_len={own_batch.fits_up_to}"
+        yield Way(name, "no", peak_there, less.padding_share, less.tokens, -(-len(shorter) // rows), *loss)
     grouped = _padded(cut, grouped_padded_tokens(cut.max(axis=1), rows, GROUPED_SEED))
-    at_once = "no" if not asked.longer_rows else "in batch 1"
+    at_once = "no" if not own_batch.longer_rows else "in batch 1"
     yield Way("grouped by length", at_once, peak, grouped.padding_share, grouped.tokens, batches, *lost)
     if not recipe.writes:
         return

@@ -97,6 +97,7 @@ def read_tokens(text: str, origin: str) -> int:
 
 
 def _offer(device: Hardware, needed: int, tokens_per_s: float | None, bound: str | None, fits: bool) -> Offer:
+    """The offer of a device on which the recipe needs `needed` bytes."""
     sheet = device.datasheet
     reason = "" if fits else f"needs {needed / GIB:.1f} GiB"
     common = sheet.name, sheet.title, device.memory_bytes, needed, fits, reason

@@ -48,8 +48,7 @@ class Fit:
 
 
 def fit(recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN) -> Fit:
-    """The sizes of `recipe` that fit `hardware` by arithmetic, with the fraction `margin` of its memory left
-    free.
+    """The sizes of `recipe` that fit `hardware` by arithmetic, with `margin` (a fraction) of its memory free.
 
     Raises InputError for a margin that is not in [0, 1), and for what cannot be estimated.
     """

@@ -1,5 +1,4 @@
-"""Memory and communication of a GPU under data and model parallelism. No torch where the cache has the
-answer.
+"""Memory and communication of a GPU under data and model parallelism. No torch if the cache has the answer.
 
 DDP, FSDP2, hybrid sharding and tensor parallelism are PyTorch's own engines: their peak, and what the step
 waits for, are simulated for rank 0 of the recipe (harness/fit/simulations.py), or estimated by napkin where
@@ -186,7 +185,7 @@ def strategies(
         )
     group = min(group, gpus)
     given = recipe.model_dump()
-    alone = estimate(check_recipe(given | ALONE, "shard"), memory.sizes.hardware, memory.sizes.built.whole)
+    alone = estimate(check_recipe(given | ALONE, "shard"), memory.sizes.hardware, memory.sizes.built.shape)
     of_fsdp = given if recipe.fsdp else given | ALONE
     ddp = recipe.distributed and not (recipe.fsdp or recipe.tensor_parallel)
     of_ddp = given if ddp else given | ALONE
@@ -259,7 +258,7 @@ def bucket_note(rows: Iterable[Sharded | Refused]) -> str:
 
 def _by_napkin(alone: Memory, strategy: str, recipe: Recipe) -> Sharded:
     """The row of a strategy of PyTorch's engines by arithmetic; `recipe` is divided, `alone` on one GPU."""
-    rank = estimate(recipe, alone.sizes.hardware, alone.sizes.built.whole)
+    rank = estimate(recipe, alone.sizes.hardware, alone.sizes.built.shape)
     sizes = rank.sizes
     phases = Timing(sizes).phases.values()
     return Sharded(
@@ -306,7 +305,7 @@ def _fits(peak_bytes: float, hardware: Hardware) -> bool:
 
 def _hidden_s(memory: Memory, strategy: str) -> float:
     """The seconds of computation that can hide a strategy's communication. Gradients are complete, and are
-    sent, in the backward of the step's last micro batch; sharded parameters are gathered in all of them."""
+    sent, in the backward of the step's last micro batch; sharded parameters are gathered in every pass."""
     computing = Timing(memory.sizes).phases
     forward_s, backward_s = computing["forward"].seconds, computing["backward"].seconds
     if strategy in ("ZeRO-1", "ZeRO-2"):

@@ -230,7 +230,7 @@ def all_at_once(wanted: Iterable[tuple[Simulations, Recipe]]) -> None:
     for _, recipe in waiting:
         import_everything(recipe)
     fork = get_context("fork").Process
-    processes = [fork(target=_leave, args=(waiting[n::cores],)) for n in range(cores)]
+    processes = [fork(target=_simulate_into_cache, args=(waiting[n::cores],)) for n in range(cores)]
     for process in processes:
         process.start()
     for process in processes:
@@ -245,13 +245,13 @@ def both_at_once(simulations: Simulations, first: Callable[[], A], second: Calla
     context = get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
 
-    def other() -> None:
+    def run_second() -> None:
         try:
             theirs.send((second(), simulations.learned))
         except Exception as error:  # raised where the answer is waited for
             theirs.send((error, {}))
 
-    process = context.Process(target=other)
+    process = context.Process(target=run_second)
     process.start()
     theirs.close()
     try:
@@ -274,7 +274,7 @@ def _may_fork() -> bool:
     return cores > 1 and threading.active_count() == 1
 
 
-def _leave(share: list[tuple[Simulations, Recipe]]) -> None:
+def _simulate_into_cache(share: list[tuple[Simulations, Recipe]]) -> None:
     """Simulate the recipes and leave their formulas in the cache. One that cannot be simulated is passed
     over, since the process that needs it will find out why."""
     for simulations, recipe in share:

@@ -132,6 +132,7 @@ def _values(found: ConfirmedFit) -> dict[FitField, int]:
 
 
 def _fits_as_it_is(recipe: Recipe, found: ConfirmedFit) -> bool:
+    """Whether the recipe fits unchanged, by simulation, or by arithmetic where nothing was simulated."""
     if found.seen:
         return _values(found)["micro_batch_size"] >= recipe.micro_batch_size
     assert found.arithmetic is not None
@@ -145,6 +146,7 @@ def _with_the_other(field: FitField, recipe: Recipe) -> str:
 
 
 def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
+    """The largest sizes by simulation, what the next ones do, and what keeps a larger micro batch out."""
     for field, exact in found.largest.items():
         steps = f", in steps of {exact.multiple_of}" if exact.multiple_of > 1 else ""
         yield f"  largest {_with_the_other(field, recipe)}{steps}: {exact.value or 'none fits'}"
@@ -170,6 +172,7 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
 
 
 def _speed(profile: StepProfile) -> Iterator[str]:
+    """The tokens per second, and the parts of a step's time."""
     step = profile.step
     if step.tokens_per_s is not None:
         known = step.tokens_per_s_range()
@@ -180,10 +183,11 @@ def _speed(profile: StepProfile) -> Iterator[str]:
 
 
 def _next_lines(recipe: Recipe, found: ExactFit, indent: str = "  ") -> Iterator[str]:
+    """Why the value after the largest does not fit."""
     oom = found.next_profile and found.next_profile.oom
     if oom:
-        asked, idle = in_gib(oom.requested_bytes), in_gib(oom.reserved_unallocated_bytes)
-        yield f"{indent}{found.next_value} runs out of memory in {oom.phase}, asking for {asked}"
+        requested, idle = in_gib(oom.requested_bytes), in_gib(oom.reserved_unallocated_bytes)
+        yield f"{indent}{found.next_value} runs out of memory in {oom.phase}, asking for {requested}"
         if (oom.reserved_unallocated_bytes or 0) >= (oom.requested_bytes or 0):
             yield (
                 f"{indent}though {idle} lay free in smaller pieces; a larger size may by chance leave larger "
@@ -197,10 +201,12 @@ def _next_lines(recipe: Recipe, found: ExactFit, indent: str = "  ") -> Iterator
 
 
 def _expandable(field: FitField, found: ConfirmedFit) -> int | None:
+    """The larger value that fits with expandable segments; None if there is none."""
     return found.expandable[field].value if field in found.expandable else None
 
 
 def _arithmetic_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
+    """What the recipe needs, and its largest sizes, by arithmetic."""
     assert found.arithmetic is not None
     needed, limit = in_gib(found.arithmetic.required_bytes), in_gib(found.arithmetic.limit_bytes)
     yield f"  it needs {needed} at micro_batch_size {recipe.micro_batch_size} and seq_len {recipe.seq_len};"

@@ -1,4 +1,5 @@
-"""The formula of a recipe: what simulations at several sizes say of any size, exactly, as a guess, or not."""
+"""The formula of a recipe: what simulations at some sizes say of others, exactly, as a guess or not at
+all."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ class Formula:
     """Why the recipe's engine (FSDP2, DDP, TP) cannot divide the model; empty if it can or was not tried."""
     outcomes: dict[str, Any] = field(default_factory=dict[str, Any])
     """Replays that were made already, by sizes, device memory and allocator settings. At sizes that no piece
-    knows exactly, an outcome is a guess, which is dropped when a new piece makes it another."""
+    knows exactly, an outcome is a guess, which is dropped when new pieces change it."""
     changed: bool = False
     """Whether it has learned anything since it was read from its file."""
 
@@ -161,8 +162,8 @@ class Formula:
                 self.pieces = [known for known in self.pieces if not known.contradicts(piece)]
                 self.pieces.append(piece)
         wrong = {point for point, before in guessed.items() if before != self._piece_and_sizes(point)}
-        for asked in [asked for asked, found in self.outcomes.items() if Point(*found["point"]) in wrong]:
-            del self.outcomes[asked]
+        for key in [key for key, found in self.outcomes.items() if Point(*found["point"]) in wrong]:
+            del self.outcomes[key]
 
     def forget_few_layers(self) -> None:
         """Forget every point that was simulated with few layers alone, and all outcomes with them."""
@@ -209,14 +210,14 @@ class Formula:
     def least_bytes(self, point: Point) -> int | None:
         """The step's peak bytes without fragmentation, exact or a guess: with less it cannot fit. None if no
         piece holds at `point`."""
-        asked = f"least {point.micro_batch_size} x {point.seq_len}"
-        if asked not in self.outcomes:
+        key = f"least {point.micro_batch_size} x {point.seq_len}"
+        if key not in self.outcomes:
             log = self.requests(point)
             if log is None:
                 return None
             self.changed = True
-            self.outcomes[asked] = {"point": point, "bytes": least_bytes(log)}
-        return self.outcomes[asked]["bytes"]
+            self.outcomes[key] = {"point": point, "bytes": least_bytes(log)}
+        return self.outcomes[key]["bytes"]
 
     def _host_bytes(self, recipe: Recipe) -> int | None:
         """What the step keeps in host memory. Unless activations are there, it is the same at all sizes."""
@@ -282,15 +283,15 @@ class Formula:
     def _outcome(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> Outcome:
         """The outcome on a device of this memory; replayed unless `outcomes` has it."""
         memory = f"{hardware.memory_bytes} {hardware.calibration.cuda_context_bytes} {settings}"
-        asked = _name(memory, recipe)
-        if asked not in self.outcomes:
+        key = _name(memory, recipe)
+        if key not in self.outcomes:
             log = self.requests(point_of(recipe))
             if log is None:
-                raise ValueError(f"nothing is known of {asked}")
+                raise ValueError(f"nothing is known of {key}")
             found = outcome_of(log, recipe, hardware, settings)
             self.changed = True
-            self.outcomes[asked] = {"point": point_of(recipe), **found.as_json()}
-        return Outcome.from_json(self.outcomes[asked])
+            self.outcomes[key] = {"point": point_of(recipe), **found.as_json()}
+        return Outcome.from_json(self.outcomes[key])
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -298,7 +299,7 @@ class Formula:
             "key": self.key,
             "pieces": [piece.as_json() for piece in self.pieces],
             "warnings": self.warnings,
-            "times": {asked: found.as_json() for asked, found in self.times.items()},
+            "times": {key: found.as_json() for key, found in self.times.items()},
             "host_bytes": self.host_bytes,
             "refused": self.refused,
             "outcomes": self.outcomes,
@@ -311,7 +312,7 @@ class Formula:
             document["key"],
             [Piece.from_json(piece) for piece in document["pieces"]],
             document["warnings"],
-            {asked: Times.from_json(found) for asked, found in document["times"].items()},
+            {key: Times.from_json(found) for key, found in document["times"].items()},
             document.get("host_bytes", {}),
             document["refused"],
             document["outcomes"],

@@ -1,5 +1,4 @@
-"""A piece of a formula: one sequence of requests, with the size of each as an expression of batch and
-sequence.
+"""A piece of a formula: one order of requests, with each size as an expression of batch and sequence.
 
 At other batch sizes or sequence lengths a step may make other requests (another kernel runs, say), which are
 then another piece. An allocation is called a birth here, and its free a death, as in request_log.py.

@@ -45,6 +45,7 @@ class _Walk:
 
     @classmethod
     def of(cls, log: RequestLog) -> _Walk:
+        """The walk through a whole log."""
         walk, born, marks = cls(), dict[int, int](), iter([*log.marks, Mark(-1, "step")])
         mark = next(marks)
         for n in range(len(log.events) + 1):
@@ -142,8 +143,7 @@ class RepeatedLayers:
         return _Walk.of(log).order() == self._fewest.order()
 
     def at(self, times: int, fewest: RequestLog, more: RequestLog) -> tuple[RequestLog, dict[int, int]]:
-        """The log of a model that is `times` as many layers deeper than that of `fewest` as that of `more`
-        is.
+        """The log of a model that is `times` as many layers deeper than that of `fewest` as `more` is.
 
         It has the batch and sequence of these two logs. Also returns, for each key in it, the key in `fewest`
         of the allocation that it repeats, which has the same label.

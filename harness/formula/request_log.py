@@ -114,8 +114,7 @@ class RequestLog:
     def repeat(
         self, times: int, allocator: Allocator, blocks: dict[int, Block], enter: Callable[[str], None]
     ) -> dict[str, tuple[int, int]]:
-        """Replay the recorded step at most `times` times. Returns each phase's peak allocated and reserved
-        bytes.
+        """Replay the recorded step at most `times` times. Returns each phase's allocated and reserved peak.
 
         The replay ends early when a step leaves the same blocks as an earlier one, since the steps after it
         would only go round. A step that is not `steady` is not repeated. `blocks` are the blocks by key at

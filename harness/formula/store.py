@@ -117,12 +117,12 @@ def _read(path: Path) -> Formula | None:
 
 def shipped_path(key: dict[str, Any]) -> Path:
     """The file of the formula with this key among those that are shipped with the recipes."""
-    what = {name: key[name] for name in ("config", "rank", "gpu")}
+    parts = {name: key[name] for name in ("config", "rank", "gpu")}
     # only fields that differ from their defaults, so that a new field does not change the name of a file
     defaults = _defaults()
-    what["recipe"] = {n: value for n, value in key["recipe"].items() if value != defaults.get(n, ...)}
+    parts["recipe"] = {n: value for n, value in key["recipe"].items() if value != defaults.get(n, ...)}
     model = Path(str(key["recipe"]["model"])).name.removesuffix(".json")
-    name = f"{model}.sm_{str(key['gpu'][0]).replace('.', '')}.{_digest(what)[:12]}"
+    name = f"{model}.sm_{str(key['gpu'][0]).replace('.', '')}.{_digest(parts)[:12]}"
     return recipes_folder() / "formulas" / f"{name}.json.gz"
 
 

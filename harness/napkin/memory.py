@@ -122,44 +122,47 @@ class Memory:
         loss = blocks + sizes.kept_by_loss
         width, trains = SIZES[built.loose_dtype], recipe.trains_base
         # gradients gather in backward, unless each is stepped, moved away or added to an earlier one at once
-        leaves = step.in_backward or sizes.away or (earlier > 0 and not whole)
+        freed_early = step.in_backward or sizes.away or (earlier > 0 and not whole)
         head = units.own_made if whole else sizes.head_bytes * trains
         outer = units.own_made if whole else sum(w.elements * width for w in sizes.outer if w.trained)
-        # all of them; the head's, from the start
-        made, stays = (0, 0) if leaves else (sizes.gradient_bytes, head)
-        stays = head if recipe.parameters_on_host else stays
+        # gradients of all weights at the end, and the head's from the start
+        all_grads, of_head = (0, 0) if freed_early else (sizes.gradient_bytes, head)
+        of_head = head if recipe.parameters_on_host else of_head
         largest = max((w.size_bytes for w in sizes.in_blocks if w.trained), default=0)
-        stepped = largest * (1 + step.share) if leaves else 0  # of one weight at a time
-        at_last, at_first = stays + stepped, max(made - max(0, outer - stays), stepped)  # of the blocks
+        stepped = largest * (1 + step.share) if freed_early else 0  # of one weight at a time
+        grads_at_last = of_head + stepped  # in the backward of the last block, and then of the first
+        grads_at_first = max(all_grads - max(0, outer - of_head), stepped)
         table = built.shape.vocab * built.shape.hidden * width * trains  # of the embeddings, at the end
         tied = built.shape.tied and not recipe.by_row
-        twice = 0 if not tied or recipe.mixed else table  # a tied one's second part
-        at_end = table if leaves else made + (units.own_made - units.own_made // recipe.dp_shard)
-        ending = max(twice, table * step.share * step.in_backward) + units.own_reduced
+        tied_part = 0 if not tied or recipe.mixed else table  # the second gradient of a tied one
+        grads_at_end = (
+            table if freed_early else all_grads + units.own_made - units.own_made // recipe.dp_shard
+        )
+        temporaries_at_end = max(tied_part, table * step.share * step.in_backward) + units.own_reduced
         logits = acts.dims.of("B·S·V") * acts.compute * recipe.whole_logits
         at, rows = self._moment, list[Moment]()  # bytes: gathered, gradients, activations, temporaries
         for block, (_, kept, again) in zip(built.shape.blocks, sizes.kept, strict=True):
             kind = f"block ({block.mixer}, {block.feed})"
             running = again or kept * on_host // recipe.forward_passes
             passing = acts.passing(block) + running + units.made + units.reduced
-            left, near = 0 if on_host else kept, units.gathered(2)
+            kept_by_first, gathered = 0 if on_host else kept, units.gathered(2)
             rows += [
                 at("forward", f"the last {kind}", units.gathered(3), 0, blocks, running + cached),
-                at("backward", f"the last {kind}", near, at_last, blocks, passing),
-                at("backward", f"the first {kind}", near, at_first, left, passing),
+                at("backward", f"the last {kind}", gathered, grads_at_last, blocks, passing),
+                at("backward", f"the first {kind}", gathered, grads_at_first, kept_by_first, passing),
             ]
         held = sum_of(acts.held_after_forward) + cached
         rows += [
             at("forward", "the end of the loss", units.gathered(1), 0, loss, held),
             at("loss", "the gradient of the logits", own, 0, loss, sum_of(acts.held_in_backward)),
             at("backward", "the head", own, head, blocks, logits + (head // 2 if copies else 0)),
-            at("backward", "the embeddings", 0, at_end, 0, ending),
+            at("backward", "the embeddings", 0, grads_at_end, 0, temporaries_at_end),
         ]
         rows.sort(key=lambda moment: ("forward", "loss", "backward").index(moment.phase))
         gradients = 0 if sizes.away else sizes.gradient_bytes if recipe.steps_on_host else step.gradient_bytes
         gradients *= not step.in_backward
-        passes = 0 if recipe.steps_on_host or step.in_backward else step.step_bytes
-        rows.append(at("optimizer_step", "update", 0, gradients - earlier, 0, passes))
+        step_temporaries = 0 if recipe.steps_on_host or step.in_backward else step.step_bytes
+        rows.append(at("optimizer_step", "update", 0, gradients - earlier, 0, step_temporaries))
         copied = 0 if recipe.steps_on_host else step.copy_bytes
         setup = Moment("setup", "model built", sizes.device_parameters, 0, sizes.bucket_bytes, copied, 0, 0)
         return [setup, *rows]

@@ -75,28 +75,28 @@ class Timing:
         """The time of data, forward, backward and optimizer_step."""
         sizes, recipe, step, micro = self.sizes, self.recipe, self.sizes.optimizer, self.micro
         update, on_host = Work(0, step.moved_bytes, step.launches), recipe.parameters_on_host
-        leaves = (sizes.kept_by_blocks + sizes.kept_by_loss) * recipe.activations_on_host
-        moved = micro * (leaves + (sizes.parameter_bytes if sizes.away else 0))
-        waits = micro * sizes.kept_by_loss * bool(leaves)  # nothing is left to compute meanwhile
-        again = self._layers(1, 1, again=True) if self.acts.recomputes else []
-        backward = [*again, *self._layers(2 if recipe.trains_base else 1, 2)]
+        offloaded = (sizes.kept_by_blocks + sizes.kept_by_loss) * recipe.activations_on_host
+        moved = micro * (offloaded + (sizes.parameter_bytes if sizes.away else 0))
+        waits = micro * sizes.kept_by_loss * bool(offloaded)  # nothing is left to compute meanwhile
+        repeated = self._layers(1, 1, again=True) if self.acts.recomputes else []
+        backward = [*repeated, *self._layers(2 if recipe.trains_base else 1, 2)]
         backward += self._products(sizes.built.head, 1) if recipe.by_trl else []  # its tiles, made anew
         passes = (1 + recipe.computes_reference) * (1 + recipe.unpaired)
         forward = self._layers(1, 1) * passes
         added = 3 * sizes.gradient_bytes * (micro - 1)  # to gradients of earlier micro batches
         backward.append(Work(0, 0 if on_host else added, sum(w.count for w in sizes.trained) * (micro - 1)))
         backward += [update] if step.in_backward else []
-        there = 0 if sizes.away or not recipe.steps_on_host else 2 * sizes.gradient_bytes  # and weights back
+        crossing = 2 * sizes.gradient_bytes * (recipe.steps_on_host and not sizes.away)  # and weights back
         products = [Work(*each, "matmul", step.products_in) for each in step.products]
         steps = [] if recipe.steps_on_host or step.in_backward else [update, *products]
         stepped = update.bytes_moved if recipe.steps_on_host else 0
-        inputs, recomputed = [Work(0, sizes.input_bytes, 2 * micro)], sum(work.flops for work in again)
-        gone = waits + micro * sizes.gradient_bytes * on_host
+        inputs, recomputed = [Work(0, sizes.input_bytes, 2 * micro)], sum(work.flops for work in repeated)
+        waits_back = waits + micro * sizes.gradient_bytes * on_host
         return {
             "data": self._phase("data", inputs, sizes.input_bytes),
             "forward": self._phase("forward", forward, moved, waits),
-            "backward": self._phase("backward", backward, moved, gone, added * on_host, recomputed),
-            "optimizer_step": self._phase("optimizer_step", steps, there, 0, stepped),
+            "backward": self._phase("backward", backward, moved, waits_back, added * on_host, recomputed),
+            "optimizer_step": self._phase("optimizer_step", steps, crossing, 0, stepped),
         }
 
     def _phase(

@@ -1,7 +1,6 @@
 """The weights of a model as a recipe trains it: dtype, storage, what trains, and a rank's share. No torch.
 
-It follows harness/training/model.py: bitsandbytes quantizes every linear layer but the head, and peft makes
-the adapters.
+It follows harness/training/model.py: bitsandbytes quantizes linear layers but the head, peft makes adapters.
 """
 
 from collections import defaultdict
@@ -77,7 +76,6 @@ class BuiltModel:
                 "backward. Ask `harness simulate`."
             )
         self.recipe, self.shape, base = recipe, shape, recipe.trains_base
-        self.whole = shape  # as harness/fit calls it
         self.lora, self.rank = recipe.adapter == "lora", recipe.lora_rank
         self.lengths = recipe.use_dora
         """Whether DoRA trains the length of each row too."""

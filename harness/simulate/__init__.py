@@ -1,4 +1,4 @@
-"""Answer two: the training step on shape-only tensors, into a model of the CUDA caching allocator."""
+"""The training step on shape-only tensors, whose memory a model of the CUDA caching allocator counts."""
 
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.simulated_run import import_everything, simulate, simulate_for_devices

@@ -1,4 +1,4 @@
-"""A checkpoint on shape-only tensors: the libraries' own code, up to where it would write a file."""
+"""A simulated checkpoint: the libraries' own code on shape-only tensors, up to where it writes files."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,8 @@ from harness.training import LoopObserver, Training, save_as_trainer, to_host
 def simulate_checkpoint(
     recipe: Recipe, training: Training, device: SimulatedDevice, observer: LoopObserver, *, whole_state: bool
 ) -> CheckpointStats:
-    """Write a checkpoint as far as memory is concerned: no file is left."""
+    """Do to memory what writing a checkpoint does, and return its sizes; no file is left. `whole_state` is
+    false where the weights alone are written."""
     files = _Files(recipe, device)
     with device.memory.host_peak() as host_peak, tempfile.TemporaryDirectory() as folder:
         with all_replaced(files.replacements()):
@@ -33,14 +34,15 @@ def simulate_checkpoint(
 
 
 class _Files:
-    """Takes the places of what writes tensors into files: makes the copies that it would, and counts."""
+    """Functions that replace those which write tensors into files: they make the same copies, and count."""
 
     def __init__(self, recipe: Recipe, device: SimulatedDevice) -> None:
         self._recipe, self._device = recipe, device
         self.weights_bytes = 0
-        """In safetensors."""
+        """The bytes of all tensors in safetensors files."""
 
     def replacements(self) -> Iterator[Replacement]:
+        """The functions of the libraries that are replaced while the checkpoint is written."""
         why = "wants the values of what it writes"
         if self._recipe.trains_base:
             yield Replacement("transformers.modeling_utils.safe_save_file", self._safetensors, why)
@@ -67,6 +69,8 @@ class _Files:
             self._copied(getattr(tensor, "_local_tensor", tensor))
 
     def _to_device(self, to: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Tensor.to, which copies a tensor from host memory to the device although both are `meta`."""
+
         def on_device(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             if args and args[0] == "meta" and self._device.key_of(tensor) in self._device.on_host:
                 return tensor.clone()
@@ -75,7 +79,7 @@ class _Files:
         return on_device
 
     def _copied(self, tensor: Tensor) -> Tensor | None:
-        """In host memory; nothing is made where it is there already."""
+        """A copy of the tensor in host memory; None where it is there already."""
         key = self._device.key_of(tensor) if tensor.is_meta else None
         if not tensor.is_meta or key in self._device.on_host:
             return None

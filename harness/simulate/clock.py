@@ -1,5 +1,5 @@
-"""The clock of a simulated GPU: a host that launches operators, a device that works them off in order, and
-the link between their memories, one copy at a time in each direction.
+"""The clock of a simulated GPU: a host that launches operators, a device that executes them in order, and the
+link between their memories, with one copy at a time in each direction.
 """
 
 from collections import defaultdict
@@ -17,50 +17,58 @@ from harness.snapshot import by_kind_of_module
 from harness.step_profile import PhaseStats, StepStats, TimeStats, utilization
 
 Path = tuple[Any, ...]
-"""A field of a clock, and the keys within it."""
+"""Where a number of a clock is: the name of a field, and the keys within it."""
 _NUMBERS = (
     *("flops", "bytes_moved", "recomputed_flops", "communication_s", "kernels_s", "modules_s", "taken_s"),
     *("_kinds_s", "_waited", "_host_s", "_done_s", "_link_s", "_arrives_s", "_leaves_s"),
 )
+"""The fields of a clock that have its moments and counters."""
 
 
 class SimulatedTime:
-    """Seconds by harness/kernel_time. An operator starts when it is launched and the device is free; it takes
-    the larger of what it computes and what it moves.
+    """The moments and counters of one device, in seconds by harness/kernel_time since the run began.
+
+    An operator starts when it has been launched and the device is free, and takes the larger of the time to
+    compute and the time to move its bytes.
     """
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
         self.phase = ""
         self.recomputing = False
-        """Whether what is launched now repeats what forward has computed."""
+        """Whether the operators that are launched now repeat what forward has computed."""
         self.flops: dict[str, int] = defaultdict(int)
         self.bytes_moved: dict[str, int] = defaultdict(int)
         self.recomputed_flops = 0
         self.stream = 0
-        """The stream that is given what is launched now."""
+        """The number of the CUDA stream on which operators are launched now."""
         self._host_s = 0.0
+        """The moment that the host has reached."""
         self._done_s: dict[int, float] = {0: 0.0}
-        """By stream: when it has done what it was given."""
+        """The moment at which each stream has executed everything that was launched on it."""
         self._link_s = {"out": 0.0, "in": 0.0}
+        """The moment at which each direction of the link is free; `out` is from the device to the host."""
         self._arrives_s: dict[int, float] = {}
-        """By storage: when the last copy over the link has written it."""
+        """By storage: the moment at which the last copy over the link has written it."""
         self._leaves_s: dict[int, float] = {}
-        """By storage: when the last copy over the link has read it."""
+        """By storage: the moment at which the last copy over the link has read it."""
         self._waited = {"compute": 0.0, "memory": 0.0, "host": 0.0}
+        """How long the step took because of each of these."""
         self.communication_s: dict[str, float] = defaultdict(float)
-        """By phase: in which the default stream communicated, or waited for a stream that did."""
+        """By phase: the time in which the default stream communicated, or waited for a stream that did."""
         self.kernels_s: dict[str, dict[KernelClass, float]] = defaultdict(lambda: defaultdict(float))
-        """By phase and class of kernel: how long the device was at work."""
+        """By phase and class of kernel: the time that the device worked."""
         self.modules_s: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        """By phase and path of the module: the same."""
+        """By phase and path of the module: the time that the device worked."""
         self.taken_s: dict[str, float] = {}
-        """By phase of this step, from its beginning to when all is done that was given in it."""
+        """By phase of this step: the time from its beginning until everything launched in it is done."""
         self._began_s = 0.0
+        """The moment at which the present phase began."""
         self._kinds_s: dict[str, dict[KernelKind, float]] = defaultdict(lambda: defaultdict(float))
+        """By phase and kind of kernel (whose estimates err alike): the time that the device worked."""
 
     def begin_step(self) -> None:
-        """Forget the step before: counters are of one step."""
+        """Set the counters to zero, since they are those of one step."""
         self.flops.clear()
         self.bytes_moved.clear()
         self.recomputed_flops = 0
@@ -72,30 +80,31 @@ class SimulatedTime:
         self._waited = dict.fromkeys(self._waited, 0.0)
 
     def begin_phase(self, name: str) -> None:
-        """What is launched now belongs to it."""
+        """Begin a phase: what is launched from now on belongs to it."""
         self.phase, self._began_s = name, self.now()
 
     def end_phase(self) -> None:
-        """The phase is over; it may come again in the same step."""
+        """End the phase, which may come again in the same step, and add to its time."""
         self.taken_s[self.phase] = self.taken_s.get(self.phase, 0.0) + self.now() - self._began_s
 
     def now(self) -> float:
-        """When an event recorded now would fire."""
+        """The moment at which everything that was launched so far is done."""
         return max(self._host_s, *self._done_s.values(), *self._link_s.values())
 
     def done_s(self, stream: int) -> float:
-        """When `stream` has done what it was given so far."""
+        """The moment at which `stream` has executed everything that was launched on it so far."""
         return max(self._host_s, self._done_s.get(stream, 0.0))
 
     def wait(self, stream: int, moment_s: float) -> None:
-        """What `stream` is given from now on begins at `moment_s` at the earliest."""
+        """Let what is launched on `stream` from now on begin at `moment_s` at the earliest."""
         waits_s = max(0.0, moment_s - self.done_s(stream))
         if stream == 0:
             self.communication_s[self.phase] += waits_s
         self._done_s[stream] = self.done_s(stream) + waits_s
 
     def communicate(self, seconds: float, stream: int) -> None:
-        """A collective that takes so long was launched on `stream`, after what the current one was given."""
+        """Launch a collective that takes `seconds` on `stream`. It begins after everything that was launched
+        on the current stream."""
         self._host_s += self.hardware.calibration.host_op_s
         begins_s = max(self.done_s(stream), self.done_s(self.stream))
         self._done_s[stream] = begins_s + seconds
@@ -103,20 +112,20 @@ class SimulatedTime:
             self.communication_s[self.phase] += seconds
 
     def host_waits_until(self, moment_s: float) -> None:
-        """The host goes on at `moment_s`."""
+        """Let the host go on at `moment_s` at the earliest."""
         self._host_s = max(self._host_s, moment_s)
 
     def cost(
         self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, script: Sequence[Step] = ()
     ) -> Cost:
-        """What one operator takes; `script` is what its kernels take from the allocator."""
+        """The cost of an operator with result `out`; `script` is what its kernels allocate and free."""
         if not is_on_device(out, args):
             return NOTHING
         return operator_cost(self.hardware, func, args, kwargs, out, script)
 
     def launch(self, cost: Cost, reads: Iterable[int] = (), module: str = "") -> None:
-        """One operator of `module` that takes `cost` was launched; it reads these storages, once they have
-        arrived."""
+        """Launch one operator of `module` that takes `cost`. It begins when the storages that it `reads` have
+        arrived over the link."""
         if cost is NOTHING:
             return
         flops, moved, compute_s, memory_s, before_s, kind, kernel_class = cost
@@ -139,12 +148,12 @@ class SimulatedTime:
                 self.recomputed_flops += flops
 
     def copy(self, size_bytes: int, to_host: bool, source: int, target: int, *, waits: bool) -> None:
-        """A copy over the link was launched, between two storages. It begins when the device has done what
-        it was given before. With `waits` the host goes on when it is over."""
+        """Launch a copy over the link from the storage `source` to the storage `target`. It begins when the
+        device has executed what was launched before. With `waits` the host waits for its end."""
         self._host_s += self.hardware.calibration.host_op_s
-        way = "out" if to_host else "in"
-        begins_s = max(self.done_s(self.stream), self._link_s[way], self._arrival([source]))
-        ends_s = self._link_s[way] = begins_s + transfer(self.hardware, size_bytes)
+        direction = "out" if to_host else "in"
+        begins_s = max(self.done_s(self.stream), self._link_s[direction], self._arrival([source]))
+        ends_s = self._link_s[direction] = begins_s + transfer(self.hardware, size_bytes)
         self._arrives_s[target] = ends_s
         if to_host:
             self._leaves_s[source] = ends_s
@@ -153,30 +162,34 @@ class SimulatedTime:
         self.bytes_moved[self.phase] += size_bytes
 
     def work_on_host(self, cost: Cost, reads: Iterable[int]) -> None:
-        """The host itself works on tensors in its memory, once they have arrived."""
+        """Let the host itself work on tensors in its memory, once the storages that it `reads` have
+        arrived."""
         self._host_s = max(self._host_s, self._arrival(reads))
         self._host_s += cost.bytes_moved / self.hardware.calibration.host_memory_bandwidth
 
     def freed(self, storage: int) -> None:
-        """A storage is gone. Its memory is used again only when no copy reads it any more."""
+        """Note that a storage was freed. The device waits until no copy reads it any more, since its memory
+        may be used again at once."""
         self._arrives_s.pop(storage, None)
         self._device_waits_until(self._leaves_s.pop(storage, 0.0))
 
     def _arrival(self, storages: Iterable[int]) -> float:
+        """The moment at which all these storages have arrived over the link."""
         return max((self._arrives_s.get(storage, 0.0) for storage in storages), default=0.0)
 
     def _device_waits_until(self, moment_s: float) -> None:
+        """Let the current stream go on at `moment_s` at the earliest."""
         before_s = self._done_s.get(self.stream, 0.0)
         self._done_s[self.stream] = max(before_s, moment_s)
         if self.stream == 0:
             self._waited["host"] += max(0.0, moment_s - before_s)
 
     def numbers(self) -> dict[Path, float]:
-        """Moments and counters, each with where it stands."""
+        """All moments and counters, by where they are."""
         return dict(_numbers({name: getattr(self, name) for name in _NUMBERS}))
 
     def advance(self, by: Mapping[Path, float], times: int) -> None:
-        """Go on as if that which added `by` to the `numbers` had come so many times more."""
+        """Go on as if work that added `by` to the `numbers` had been done `times` times more."""
         for (name, *keys), added in by.items():
             if not keys:
                 setattr(self, name, getattr(self, name) + times * added)
@@ -187,11 +200,11 @@ class SimulatedTime:
             holder[keys[-1]] += times * added
 
     def bound(self) -> Literal["compute", "memory", "host"]:
-        """Where most of the step's time went."""
+        """What most of the step's time went into."""
         return max(self._waited, key=lambda cause: self._waited[cause])  # type: ignore[return-value]
 
     def tell(self, stats: PhaseStats, phase: str, *, distributed: bool) -> None:
-        """Note what a phase of this step has taken so far."""
+        """Write into `stats` what a phase of this step has taken so far."""
         seconds = self.taken_s[phase]
         low, high = self.range_s(phase, seconds)
         stats.time_s = TimeStats(median=seconds, p10=low, p90=high)
@@ -202,8 +215,8 @@ class SimulatedTime:
             stats.communication_s = self.communication_s.get(phase, 0.0)
 
     def range_s(self, phase: str, seconds: float) -> tuple[float, float]:
-        """From what to what `seconds` of a phase may be: each kernel at the 10th or the 90th percentile of
-        what such estimates are off by, all of a kind alike."""
+        """The range that the `seconds` of a phase are in: with each kernel at the 10th, and at the 90th,
+        percentile of the error of such estimates, all kernels of a kind alike."""
         taken: dict[KernelKind, float] = dict(self._kinds_s[phase])
         taken["collective"] = self.communication_s.get(phase, 0.0)
         low = high = seconds
@@ -215,6 +228,7 @@ class SimulatedTime:
 
 
 def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, float]]:
+    """Every number in nested dicts, with its path."""
     if not isinstance(value, dict):
         yield path, value
         return
@@ -223,10 +237,10 @@ def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, float]]:
 
 
 def step_of(recipe: Recipe, clock: SimulatedTime) -> StepStats:
-    """What a clock that heard the recorded step says of it."""
-    taken = clock.taken_s.items()
-    seconds = sum(taken_s for _, taken_s in taken)
-    ranges = [clock.range_s(phase, taken_s) for phase, taken_s in taken]
+    """The times of the recorded step by a clock that ran with it."""
+    phases = clock.taken_s.items()
+    seconds = sum(taken_s for _, taken_s in phases)
+    ranges = [clock.range_s(phase, taken_s) for phase, taken_s in phases]
     all_flops = sum(flops for phase, flops in clock.flops.items() if phase != "optimizer_step")
     model_flops = all_flops - clock.recomputed_flops
     peak = clock.hardware.peak_flops(recipe.compute_dtype)
@@ -243,13 +257,13 @@ def step_of(recipe: Recipe, clock: SimulatedTime) -> StepStats:
 
 
 def times_of(recipe: Recipe, clock: SimulatedTime) -> Times:
-    """What a formula keeps of the recorded step's time."""
+    """The recorded step's times as a formula keeps them."""
     kernels_s = {phase: {**found} for phase, found in clock.kernels_s.items()}
     return Times(step_of(recipe, clock), {**clock.communication_s}, kernels_s)
 
 
 def is_on_device(out: Any, args: Any) -> bool:
-    """Whether an operator ran on the device: where its result is, or else its first tensor."""
+    """Whether an operator ran on the device, which is where its result is, or else its first tensor."""
     for value in (out, *args):
         first = value[0] if isinstance(value, list | tuple) and value else value
         if isinstance(first, Tensor):

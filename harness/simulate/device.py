@@ -1,4 +1,4 @@
-"""A GPU that is not there: every operator on shape-only tensors, its memory, its time."""
+"""The simulated GPU: it sees every operator on shape-only tensors, and counts its memory and time."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,12 +36,13 @@ class SimulatedDevice(StorageTracker):
         super().__init__(memory)
         self.recorded = False
         self.clocks = [time, *beside]
-        """This device's, and those of others that run the same kernels at their own rates."""
+        """This device's clock, and those of others that run the same kernels at their own speed."""
         self.memory, self.rules, self.paths = memory, rules, paths
         self.operators: set[str] = set()
-        """Names of those that ran on the device and are no views."""
+        """The names of the operators that ran on the device, without views."""
         self.communication = communication
         self._workspaces: set[tuple[str, bool]] = set()
+        """The workspaces that exist, by library and whether the thread is autograd's."""
 
     def unwrapped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.unwrapped. Lists of divided weights are lists of this rank's parts."""
@@ -79,17 +80,19 @@ class SimulatedDevice(StorageTracker):
         return out
 
     def _note(self, name: str, script: Sequence[Step]) -> None:
+        """Add an operator to `operators`, or each of its ways of computing that nobody has looked at."""
         ways = [step.how for step in script if isinstance(step, Unknown)]
         self.operators.update(f"{name} ({how})" for how in ways) if ways else self.operators.add(name)
 
     def _communicate(self, name: str, args: Any, out: Any) -> None:
+        """Report a collective, or the wait for one, to `communication`."""
         if name in KINDS:
             self.communication.launched(name, args, out, timed=self.recorded)
         elif name == WAIT:
             self.communication.waited(args[0])
 
     def _clock(self, clock: SimulatedTime, cost: Cost, func: Any, args: Any) -> None:
-        """The time of an operator: a kernel's, a copy's between the two memories, or the host's own."""
+        """Let a clock take the time of an operator: a kernel, a copy over the link, or work of the host."""
         module = self.memory.module or (self.paths.of_last_node if self.memory.phase == "backward" else "")
         if not self.on_host:
             clock.launch(cost, module=module)
@@ -110,7 +113,7 @@ class SimulatedDevice(StorageTracker):
             clock.freed(key)
 
     def _play(self, steps: Sequence[Step], func: Any, out: Any) -> None:
-        """Temporaries and outputs in the order in which the CUDA kernel makes them."""
+        """Allocate and free temporaries and outputs in the order in which the CUDA kernel does."""
         outputs = out if isinstance(out, list | tuple) else [out]
         keys: list[int] = []
         freed: set[int] = set()
@@ -129,11 +132,12 @@ class SimulatedDevice(StorageTracker):
         self.memory.release([key for n, key in enumerate(keys) if n not in freed])
 
     def follows(self, storage: torch.UntypedStorage) -> bool:
-        """Tensors on the CPU (the data before it moves, step counters) are the host's own."""
+        """Whether a storage is the device's. Tensors on the CPU (step counters, data at first) are not."""
         return storage.device.type == "meta"
 
     def _keep_workspace(self, step: Keep) -> None:
-        """cuBLAS and cuBLASLt each keep a workspace for each thread: Python's, and autograd's."""
+        """Allocate the workspace that cuBLAS and cuBLASLt each keep for each thread, which are Python's and
+        autograd's, unless it exists."""
         user = step.library, torch._C._current_autograd_node() is not None
         if user not in self._workspaces:
             self._workspaces.add(user)

@@ -28,33 +28,37 @@ class SimulatedMemory(Recording):
         self.allocator = Allocator(settings, capacity_bytes, device_bytes, on_event=self._segment_event)
         self.settings = settings
         self.stream = 0
-        """The stream that memory is allocated for now: the allocator keeps each one's apart."""
+        """The number of the CUDA stream for which memory is allocated now."""
         self._blocks: dict[int, Block] = {}
+        """The block of each live storage and temporary, by key."""
         self._segment_events: list[tuple[int, TraceEvent]] = []
+        """What the allocator did with segments in the recording, with the index of the event that follows."""
         self._requested: dict[int, tuple[int, int]] = {}
-        """Requested bytes and stream by the event of the birth."""
+        """Requested bytes and stream of each allocation in the recording, by the index of its event."""
         self._requested_before: dict[int, tuple[int, int]] = {}
-        """Requested bytes and stream by address, of what was live when the recording began."""
+        """Requested bytes and stream, by address, of what was live when the recording began."""
         self.ended = False
-        """The simulation is over: what dies now is Python taking the run apart."""
+        """Whether the simulation is over: frees after it are Python taking the run apart and do not count."""
         self.log = RequestLog()
-        """Of everything until the recorded step is over."""
+        """All requests until the end of the recorded step."""
         self._logs = True
+        """Whether requests are still logged."""
         self._ran_out_after: int | None = None
-        """The event of the recorded step after which a step like it ran out of memory."""
+        """The event of the recorded step after which a repetition of it ran out of memory; or None."""
         self._last_temporary = 0
-        """Keys of temporaries are negative: storages count up from 0."""
-        self._left: Block | None = None
-        """See `ask_again`."""
+        """The key of the latest temporary. These are negative, since keys of storages count up from 0."""
+        self._next_block: Block | None = None
+        """The block that the next storage gets, after `ask_again`."""
         self._segments: list[dict[str, Any]] | None = None
-        """At the end of the recorded step, once it has been repeated."""
+        """The segments at the end of the recorded step, once that has been repeated."""
 
     def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
-        """A block for `size_bytes`. Raises AllocatorOutOfMemory, and then stays as it is."""
+        """Allocate a block for the storage `key`, and return its address and size. Raises
+        AllocatorOutOfMemory, after which nothing changes any more."""
         requested = int(size_bytes)  # the log keeps the rule that a size may come from, and nothing else does
         try:
-            block = self._blocks[key] = self._left or self.allocator.malloc(requested, self.stream)
-            self._left = None
+            block = self._blocks[key] = self._next_block or self.allocator.malloc(requested, self.stream)
+            self._next_block = None
         except AllocatorOutOfMemory:
             self.ended = True
             raise
@@ -64,7 +68,7 @@ class SimulatedMemory(Recording):
         return block.address, block.size
 
     def died(self, key: int, size_bytes: int, on_host: bool) -> None:
-        """A storage was freed (Sink, observe/storage_tracker.py)."""
+        """Note that a storage was freed (Sink, observe/storage_tracker.py)."""
         if not self.ended:
             super().died(key, size_bytes, on_host)
 
@@ -75,7 +79,7 @@ class SimulatedMemory(Recording):
         self.allocator.free(self._blocks.pop(key))
 
     def temporary(self, size_bytes: int, op: str, frames: tuple[Frame, ...]) -> int:
-        """Allocate what a kernel needs while it runs. Returns the key, to be given to `release`."""
+        """Allocate what a kernel needs while it runs. Returns its key, which `release` takes."""
         self._last_temporary -= 1
         self.born(self._last_temporary, size_bytes, False, op, frames)
         return self._last_temporary
@@ -86,7 +90,7 @@ class SimulatedMemory(Recording):
             self.died(key, 0, False)
 
     def keep_workspace(self, size_bytes: int) -> None:
-        """Allocate what a library never gives back."""
+        """Allocate what a library never frees."""
         self.label(self.temporary(size_bytes, "workspace", ()), "other")
 
     def restart(self) -> None:
@@ -99,11 +103,11 @@ class SimulatedMemory(Recording):
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """Reserved bytes at most since `reset_peak`."""
+        """The peak of the reserved bytes since `reset_peak`."""
         return self.allocator.peak_reserved_bytes
 
     def reset_peak(self) -> None:
-        """Start new peaks at what is allocated and reserved now. A phase begins so."""
+        """Begin a phase: peaks start anew at what is allocated and reserved now."""
         super().reset_peak()
         if self._logs:
             self.log.mark("phase", self.phase)
@@ -111,20 +115,21 @@ class SimulatedMemory(Recording):
         reserved.peak = reserved.current
 
     def end_phase(self) -> None:
-        """What comes until the next one begins is of no phase's peaks."""
+        """End the phase: until another begins, no phase's peak counts what is allocated."""
         if self._logs:
             self.log.mark("between")
 
     def lose(self, keys: Iterable[int]) -> None:
-        """What of `keys` the recorded step made, nobody frees: each step like it loses as much again."""
+        """Note that those of `keys` that the recorded step allocated are never freed, as in every step."""
         self.log.lost = self.log.born_in_the_step(frozenset(keys))
 
     def repeat(self, times: int) -> dict[str, tuple[int, int]]:
-        """Do the recorded step again, at most `times`: allocated and reserved bytes at most, by phase.
+        """Repeat the recorded step at most `times` times. Returns each phase's allocated and reserved peak.
 
-        Steps are all alike, but the blocks they leave are not: for a few steps more reserved memory can grow,
-        and allocated by what is not split off a block, and by what each of them loses.
-        See RequestLog.repeat. Raises AllocatorOutOfMemory. The snapshot stays that of the recording.
+        Every step makes the same requests, but not with the same free blocks: for some more steps the
+        reserved memory can grow, and the allocated memory by what is not split off a block, and by what each
+        step leaks. See RequestLog.repeat. Raises AllocatorOutOfMemory. The snapshot stays that of the
+        recording.
         """
         self._logs = False
         self._segments = self._segments_now()
@@ -138,28 +143,29 @@ class SimulatedMemory(Recording):
             raise
 
     def live_spans(self) -> Iterable[AllocationSpan]:
-        """What is live now; where a repeated step ran out, what was at that moment of the recorded one."""
+        """What is live now. Where a repeated step ran out of memory, that is what was live at the same moment
+        of the recorded step."""
         if self._ran_out_after is None:
             return super().live_spans()
         return [span for span in self.spans if span.live_at(self._ran_out_after)]
 
     def go_on_recording(self) -> None:
-        """After `repeat`: what comes now belongs to the snapshot too, segments as they are at its end."""
+        """After `repeat`, let the snapshot have what follows too, and the segments of its end."""
         self._segments = None
         self.allocator.device.emit = self._segment_event
 
     def ask_again(self, requests: Sequence[Event]) -> None:
-        """Make requests once more that leave one storage: the next one that is made has its block."""
+        """Make these requests again, which leave one block: the next storage that is allocated gets it."""
         blocks: dict[int, Block] = {}
         for key, size_bytes, stream in requests:
             if size_bytes == DIED:
                 self.allocator.free(blocks.pop(key))
             else:
                 blocks[key] = self.allocator.malloc(int(size_bytes), stream)
-        (self._left,) = blocks.values()
+        (self._next_block,) = blocks.values()
 
     def labels(self) -> dict[int, Label]:
-        """By key, what each storage of the recorded step is, with what was there before."""
+        """The label of each storage that was live in the recorded step, by key."""
         keys = [*self.log.found(), *(key for key, size, _ in self.log.events[self.log.start :] if size >= 0)]
         return {
             key: Label(category, module_of_its_kind(span.module or ""), span.operator or "")
@@ -173,7 +179,7 @@ class SimulatedMemory(Recording):
         self.allocator.empty_cache()
 
     def begin_step(self) -> None:
-        """What comes is of the next step."""
+        """Begin a step."""
         if self._logs:
             self.log.mark("step")
 
@@ -182,6 +188,7 @@ class SimulatedMemory(Recording):
         self.reset_peak()
 
     def _segments_now(self) -> list[dict[str, Any]]:
+        """The allocator's segments as a snapshot has them, with stacks."""
         for key, span in self._live.items():
             self._blocks[key].frames = span.frames
         return snapshot_segments(self.allocator)
@@ -199,6 +206,7 @@ class SimulatedMemory(Recording):
         return build_snapshot([event for _, event in events], segments)
 
     def _events_of(self, span: AllocationSpan, category: str) -> list[tuple[int, TraceEvent]]:
+        """The snapshot's events for one allocation, each with its index."""
         events = []
         there_before = span.born == BEFORE_RECORDING
         requested, stream = (
@@ -218,6 +226,7 @@ class SimulatedMemory(Recording):
         return events
 
     def _segment_event(self, action: str, address: int, size_bytes: int, stream: int) -> None:
+        """Note what the allocator did with a segment."""
         following = self._last_event + 1  # the allocation that the segment is made for
         metadata = phase_metadata(self.phase)
         event = TraceEvent(action, address, size_bytes, metadata, time_us=following, stream=stream)  # type: ignore[arg-type]

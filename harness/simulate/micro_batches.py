@@ -1,4 +1,4 @@
-"""Micro batches that only repeat the one before them: a simulation counts these, and sees the others."""
+"""Micro batches that only repeat the one before them are not simulated: their memory and time are added."""
 
 import dataclasses
 import math
@@ -12,25 +12,25 @@ from harness.simulate.memory import SimulatedMemory
 from harness.training import Training
 
 FEWEST = 3
-"""That are seen before the rest is counted: the first makes gradients, and those after it add to them."""
+"""So many micro batches are simulated at least: the first makes gradients, those after it add to them."""
 
 
 def in_short(
     training: Training, recipe: Recipe, memory: SimulatedMemory, clocks: Sequence[SimulatedTime]
 ) -> Training:
-    """`training` for a simulation, which sees those micro batches of a step that differ, and the last."""
+    """`training`, of which only the micro batches of a step that differ are simulated, and the last."""
     if recipe.packs_by_lengths:
         return training
     return dataclasses.replace(training, repeats=_MicroBatches(memory, clocks).repeats)
 
 
-class _Seen(NamedTuple):
-    """What is there between two micro batches."""
+class _State(NamedTuple):
+    """The state of the simulation between two micro batches."""
 
     event: int
-    """The log's next."""
+    """The index of the log's next event."""
     numbers: list[dict[Path, float]]
-    """Of each clock."""
+    """The moments and counters of each clock."""
 
 
 class _MicroBatches:
@@ -38,32 +38,34 @@ class _MicroBatches:
 
     def __init__(self, memory: SimulatedMemory, clocks: Sequence[SimulatedTime]) -> None:
         self.memory, self.clocks = memory, clocks
-        self.seen: list[_Seen] = []
-        """Before each micro batch of this step that was walked through, and after the last of them."""
-        self.again: list[Event] | None = None
-        """What each of the others asks for."""
+        self.states: list[_State] = []
+        """The states before each micro batch of this step that was simulated, and after the last of them."""
+        self.requests: list[Event] | None = None
+        """The requests of each micro batch that only repeats another; None where none is known to."""
 
     def repeats(self, n: int, of: int) -> bool:
-        """See Training.repeats. The clocks go on as if all but the last had been walked through, and the
-        allocator is asked for what each of them asks for."""
+        """Whether micro batch `n` of `of` need not be simulated: see Training.repeats. The clocks go on as if
+        all but the last had been simulated, and the allocator gets the requests of each of them."""
         if of <= FEWEST + 1 or n == of:
             return False
         if n == 1:
-            self.seen, self.again = [], None
-        if self.again is None:
-            self.seen.append(_Seen(len(self.memory.log.events), [clock.numbers() for clock in self.clocks]))
-            self.again = self._steady() if n > FEWEST else None
-            if self.again is None:
+            self.states, self.requests = [], None
+        if self.requests is None:
+            state = _State(len(self.memory.log.events), [clock.numbers() for clock in self.clocks])
+            self.states.append(state)
+            self.requests = self._steady() if n > FEWEST else None
+            if self.requests is None:
                 return False
             for clock, added in zip(self.clocks, self._added(-2, -1), strict=True):
                 clock.advance(added, of - n)
-        self.memory.ask_again(self.again)
+        self.memory.ask_again(self.requests)
         return True
 
     def _steady(self) -> list[Event] | None:
-        """What the last micro batch asked for, if it asked for what the one before it did and took as long,
-        freed what it made and nothing else, and left its loss alone. None if not."""
-        before, between, after = self.seen[-3:]
+        """The requests of the last micro batch, if those that follow can only repeat it; else None. That is
+        so if it made the same requests as the one before it and took as long, and freed everything that it
+        allocated, and nothing else, but for its loss."""
+        before, between, after = self.states[-3:]
         events = self.memory.log.events
         last = events[between.event : after.event]
         sizes = [(size, stream) for _, size, stream in last]
@@ -76,13 +78,15 @@ class _MicroBatches:
         return last if all(_same(*added) for added in pairs) else None
 
     def _added(self, first: int, last: int) -> list[dict[Path, float]]:
+        """What was added to the numbers of each clock between two states, by their index in `states`."""
         return [
             {path: after[path] - before[path] for path in after if path in before}
-            for before, after in zip(self.seen[first].numbers, self.seen[last].numbers, strict=True)
+            for before, after in zip(self.states[first].numbers, self.states[last].numbers, strict=True)
         ]
 
 
 def _same(one: Mapping[Path, float], other: Mapping[Path, float]) -> bool:
+    """Whether the numbers that both have are equal, but for rounding."""
     return all(
         math.isclose(added, other[path], rel_tol=1e-9, abs_tol=1e-12)
         for path, added in one.items()

@@ -1,8 +1,8 @@
-"""Which module an operator belongs to, in forward and in backward.
+"""Finds the module that an operator belongs to, in forward and in backward.
 
-In forward it is the innermost module being called. In backward it is the module whose forward made the
-autograd node that runs: nodes are numbered as they are made, so the number at the time of each forward
-operator tells.
+In forward it is the innermost module that is being called. In backward it is the module whose forward made
+the autograd node that runs: nodes are numbered in the order in which they are made, so that the number of the
+latest node is noted at each forward operator.
 """
 
 from collections.abc import Iterator
@@ -16,18 +16,21 @@ from torch.nn.modules import module as nn_module
 
 
 class ModulePaths:
-    """Names of the running module; empty outside of any."""
+    """The path of the module that is running, as in `model.layers.0.mlp`; empty outside of any module."""
 
     def __init__(self) -> None:
         self._names: dict[nn.Module, str] = {}
+        """The path of each module."""
         self._stack: list[str] = [""]
+        """The paths of the modules that are being called, the innermost last."""
         self._by_sequence: dict[int, str] = {}
+        """The path of the module that made each autograd node, by the node's sequence number."""
         self.of_last_node = ""
         """The path of the module whose autograd node ran last. Autograd adds up the gradients of a tensor
         that is used more than once between two nodes."""
 
     def name(self, model: nn.Module) -> None:
-        """Learn the names of a model's modules."""
+        """Learn the paths of a model's modules."""
         self._names = {module: name for name, module in model.named_modules()}
 
     @contextmanager
@@ -60,7 +63,7 @@ class ModulePaths:
         return path
 
     def forget(self) -> None:
-        """Drop the autograd nodes of the step before."""
+        """Forget the autograd nodes, since the step that made them is over."""
         self._by_sequence.clear()
         self.of_last_node = ""
 

@@ -1,7 +1,7 @@
-"""Simulating a recipe: the very same training step on shape-only tensors, for a GPU that is not there.
+"""The simulation of a recipe: the training step that is measured, on shape-only tensors, for a given GPU.
 
-Storages go to a model of the CUDA caching allocator, operators to the estimates of their time. What CUDA does
-differently from a shape-only run is in simulate/cuda/behaviour.py and nowhere else.
+Storages are placed by a model of the CUDA caching allocator, and the time of operators is estimated. What
+CUDA does differently from a shape-only run is in simulate/cuda/behaviour.py and nowhere else.
 """
 
 import gc
@@ -63,9 +63,10 @@ from harness.training import (
 )
 
 STEPS = 2
-"""The first step makes the optimizer state, the second is steady: a third is the same, as the tests show."""
+"""Steps that are simulated. The first makes the optimizer's state, the second is steady: a third does the
+same, as the tests show."""
 DDP_STEPS = 3
-"""DDP's second step orders its buckets as the first one's gradients came."""
+"""The same for DDP, whose second step reorders its buckets by the order of the first step's gradients."""
 META = torch.device("meta")
 
 
@@ -81,14 +82,14 @@ def simulate(
     beside: Sequence[SimulatedTime] = (),
     advise: Callable[[Recipe, HardwareSummary, OutOfMemoryReport], list[str]] | None = None,
 ) -> tuple[StepProfile, SimulatedMemory]:
-    """The StepProfile of `recipe` on `hardware`, and the simulated memory (for its snapshot): of one process,
-    or of `rank` among the recipe's `world_size`, alone.
+    """The StepProfile of `recipe` on `hardware`, and the simulated memory with its snapshot and log.
 
-    `after`: what to simulate behind the training steps. `beside`: clocks of other devices.
-    Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
-    the stack and the module of everything that is live, and `advise` says what to change. Without `repeat`
-    the profile is of the simulated steps alone, without stacks: the memory's log has those after them.
-    Raises InputError for a dtype or attention that the device has not, and for `compile`: napkin answers.
+    Of a recipe for several ranks, `rank` alone is simulated. `after` is what to simulate after the training
+    steps, and `beside` are clocks of other devices that run with it. Running out of memory gives a profile
+    with `oom` filled; with `explain_oom` the run is then simulated again, to keep the stack and the module of
+    everything that is live, and `advise` says what to change. Without `repeat` the profile is that of the
+    simulated steps, without stacks, and not of all steps of a measurement. Raises InputError for a dtype or
+    attention that the device does not have, and for `compile`.
     """
     hardware.check(recipe)
     if not 0 <= rank < recipe.world_size:
@@ -118,7 +119,7 @@ def simulate(
 
 
 def import_everything(recipe: Recipe) -> None:
-    """What a simulation of `recipe` imports, before processes are forked that all need it."""
+    """Import all that a simulation of `recipe` imports, before processes are forked that all need it."""
     import_bitsandbytes_fast()
     import_libraries(recipe)
 
@@ -126,8 +127,9 @@ def import_everything(recipe: Recipe) -> None:
 def simulate_for_devices(
     recipe: Recipe, devices: Sequence[Hardware], settings: Settings
 ) -> tuple[StepProfile, SimulatedMemory, dict[str, Times]]:
-    """The step on the first of `devices` with plenty of memory, and by name what it takes on each: for
-    devices that run the same kernels, on which one GPU is enough. Raises InputError as `simulate` does."""
+    """Simulate the step on the first of `devices`, which all run the same kernels, with plenty of memory.
+
+    Returns profile, memory, and the step's times on each device by name. Raises InputError as `simulate`."""
     beside: dict[str, SimulatedTime] = {other.name: SimulatedTime(other) for other in devices[1:]}
     plenty, clocks = with_memory(devices[0], PLENTY_BYTES), [*beside.values()]
     profile, memory = simulate(recipe, plenty, settings, explain_oom=False, repeat=False, beside=clocks)
@@ -136,7 +138,7 @@ def simulate_for_devices(
 
 
 class SimulatedRun:
-    """One simulation of a recipe, and what it has seen so far: an observer of the loop."""
+    """One simulation of a recipe: an observer of the training loop that collects what the profile says."""
 
     def __init__(
         self,
@@ -149,12 +151,13 @@ class SimulatedRun:
     ) -> None:
         # The values do not matter and nothing needs to be read: shapes are the same for any data.
         self.recipe = recipe.model_copy(update={"data": "synthetic"})
-        self.asked, self.hardware = recipe, hardware
+        self.given_recipe, self.hardware = recipe, hardware
         self.rank = rank
         self.num_steps = DDP_STEPS if recipe.ddp else STEPS
         self.steps_beyond = max(0, recipe.measured_steps - self.num_steps)
-        """A measurement's steps beyond those that are simulated here."""
+        """How many more steps a measurement has than are simulated."""
         self.repeats = True
+        """Whether the memory of those steps is found by repeating the requests of the last simulated one."""
         context = hardware.calibration.cuda_context_bytes
         self.memory = SimulatedMemory(settings, hardware.memory_bytes - context, hardware.memory_bytes)
         self.time = SimulatedTime(hardware)
@@ -173,11 +176,12 @@ class SimulatedRun:
         self.evaluation: EvaluationStats | None = None
         self.checkpoint: CheckpointStats | None = None
         self.lost_bytes = 0
-        """In each step, and never freed."""
+        """The bytes that each step allocates and nobody ever frees."""
         self.of_the_step: tuple[MemoryStats, StepStats, list[Allocation]] | None = None
-        """Once the steps are over."""
+        """What the profile says of the steps; None until they are over."""
 
     def to_the_end(self) -> StepProfile:
+        """Run the whole simulation, and return its profile."""
         oom = None
         with cuda_behaviour(self.rules), self._among_ranks(), self.paths.watching(), self.device:
             try:
@@ -239,13 +243,13 @@ class SimulatedRun:
             self.memory.end_phase()
 
     def _measured(self, batches: Batches) -> Iterator[StepBatches]:
-        """The batches of a measurement's first step and of its last, whose memory is looked at."""
+        """The batches of a measurement's first steps and of its last one, which is the recorded step."""
         yield from islice(batches, self.num_steps - 1)
         batches.skip(self.steps_beyond)
         yield from batches
 
     def _repeat_the_step(self) -> None:
-        """What a measurement's other steps add: its warm-up, timed and recorded ones."""
+        """Raise the peaks to those of a measurement's further steps, which repeat the recorded one."""
         lost = {self.device.key_of(tensor): tensor.nbytes for tensor in self.communication.not_waited}
         self.lost_bytes = sum(lost.values()) // self.num_steps
         self.memory.lose(key for key in lost if key is not None and self.steps_beyond)
@@ -264,13 +268,14 @@ class SimulatedRun:
         if evaluation is not None:
             self.evaluation = stats_of(evaluation, self.recipe)
             empty_cache, host_peak = self.rules.empty_cache, self.memory.host_peak()
-            asked = self.recipe, training, evaluation, META, self
-            evaluate_into(self.evaluation, *asked, empty_cache, host_peak)
+            arguments = self.recipe, training, evaluation, META, self
+            evaluate_into(self.evaluation, *arguments, empty_cache, host_peak)
         if self.after.checkpoint:
             whole = self.after.whole_state
             self.checkpoint = simulate_checkpoint(self.recipe, training, self.device, self, whole_state=whole)
 
     def _label_what_stays(self) -> None:
+        """Give tensors of the training their category and module: weights, optimizer state and the like."""
         assert self.training is not None
         for category, tensor in labelled_tensors(self.training):
             self.memory.label(self.device.adopt(tensor), category)
@@ -289,7 +294,7 @@ class SimulatedRun:
             self.time.tell(stats, name, distributed=self.recipe.distributed)
 
     def _oom(self, error: AllocatorOutOfMemory) -> OutOfMemoryReport:
-        """What is live now, and what would help. The traceback still holds the step's tensors."""
+        """The report of an out-of-memory, with what is live now: the traceback still holds the tensors."""
         live = list(self.memory.live_spans())
         if self.training is None:  # setup builds nothing but the model
             for span in live:
@@ -315,7 +320,7 @@ class SimulatedRun:
         memory, step, top = self.of_the_step or (self._memory(), StepStats(), [])
         return StepProfile(
             source="simulated",
-            recipe=self.asked.model_dump(mode="json"),
+            recipe=self.given_recipe.model_dump(mode="json"),
             hardware=self.hardware.summary(self.recipe.compute_dtype),
             provenance={
                 **provenance(),
@@ -336,13 +341,14 @@ class SimulatedRun:
         )
 
     def _top(self) -> list[Allocation]:
-        """The largest at the peak of the step."""
+        """The largest allocations at the peak of the step."""
         spans = self.memory.spans
         return top_allocations(spans, find_peak(spans).index) if spans else []
 
     def _warnings(self) -> list[str]:
-        warnings = surprises_of_mesh(self.asked)
-        warnings += [] if self.training is None else surprises_of_model(self.asked, self.training.model)
+        warnings = surprises_of_mesh(self.given_recipe)
+        if self.training is not None:
+            warnings += surprises_of_model(self.given_recipe, self.training.model)
         if unknown := unknown_ops(self.device.operators):
             warnings.append(
                 f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}"

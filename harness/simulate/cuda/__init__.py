@@ -1,1 +1,2 @@
-"""Where Python code behaves otherwise on CUDA than on shape-only tensors: one file a reason."""
+"""Rules for Python code that behaves differently on CUDA than on shape-only tensors, a file for each
+reason."""

@@ -1,9 +1,9 @@
 """F.scaled_dot_product_attention as CUDA runs it, on shape-only tensors.
 
-torch calls one of four kernels by device, dtype and shapes (kernels/attention_choice.py says which).
-Each is an operator with shape functions and a derivative of its own, so calling it gives the outputs and the
-saved tensors that it has on a GPU. Here is what torch does around the call; what the kernels take inside is
-in kernels/attention.py.
+torch chooses one of four kernels by device, dtype and shapes (kernels/attention_choice.py says which). Each
+is an operator with shape functions and a derivative of its own, so that calling it gives the outputs and
+saved tensors that it has on a GPU. This file has what torch does around the call; what the kernels allocate
+inside is in kernels/attention.py.
 """
 
 import math
@@ -65,7 +65,7 @@ def attention_on_meta(
 
 
 def _first(outputs: Sequence[Any]) -> Tensor:
-    """The first output. What nobody saves dies in order, as in C++: a Python tuple drops its last first."""
+    """The first output. Unsaved others are freed in order, as in C++, where a tuple frees its last first."""
     first, *others = outputs
     del outputs
     for n in range(len(others)):

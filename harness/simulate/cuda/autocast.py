@@ -1,8 +1,8 @@
 """torch.autocast as CUDA does it, for shape-only tensors.
 
-Autocast lives in a dispatch key of the device, and meta tensors have none. Here the same casts are made
-one level up, where Python calls the function: same lists (ATen/autocast_mode.h), same weight-cast cache,
-and autograd records the same copies.
+Autocast is a dispatch key of the device, and the meta device has none. Here the same casts are made one level
+up, where Python calls the function. The lists of functions (ATen/autocast_mode.h) and the cache of casts of
+weights are the same, and autograd records the same copies.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,16 +55,18 @@ ALIASES = {"__matmul__": "matmul", "__rmatmul__": "matmul", "__pow__": "pow", "_
 
 @dataclass
 class _State:
-    """The autocast state of the meta device: what TLS holds for a real one."""
+    """The autocast state of the meta device, which torch keeps in thread-local storage for other devices."""
 
     enabled: bool = False
     dtype: torch.dtype = torch.bfloat16
     nesting: int = 0
+    """How many regions of autocast are entered now."""
     cache: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])
+    """By id of a weight: the weight and its cast."""
 
 
 class _ShapeAutocast:
-    """torch.autocast("meta", ...): like it, one that may be entered again."""
+    """torch.autocast("meta", ...). Like torch's own, an instance may be entered more than once."""
 
     def __init__(self, state: _State, dtype: torch.dtype | None, enabled: bool) -> None:
         self._state = state
@@ -90,7 +92,7 @@ class _ShapeAutocast:
 
 
 class _Casts(TorchFunctionMode):
-    """Casts the arguments of every listed function while autocast is enabled."""
+    """A mode that casts the arguments of every listed function while autocast is enabled."""
 
     def __init__(self, state: _State) -> None:
         super().__init__()
@@ -112,6 +114,7 @@ class _Casts(TorchFunctionMode):
         return out
 
     def _cast(self, name: str, args: Any, kwargs: Any) -> Any:
+        """The arguments that the function called `name` gets under autocast."""
         if name in LOWER_PRECISION:
             return self._mapped(lambda t: self._cached_cast(t, self._state.dtype), args, kwargs)
         if name in FP32:
@@ -125,7 +128,7 @@ class _Casts(TorchFunctionMode):
 
     @staticmethod
     def _mapped(cast: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
-        """Last argument first: the order in which gcc, which torch is built with, evaluates arguments."""
+        """Cast all arguments, the last first, which is the order of gcc, with which torch is built."""
 
         def of(value: Any) -> Any:
             if isinstance(value, list | tuple):
@@ -136,7 +139,8 @@ class _Casts(TorchFunctionMode):
         return tuple([of(arg) for arg in reversed(args)])[::-1], kwargs
 
     def _cached_cast(self, value: Any, dtype: torch.dtype) -> Any:
-        """at::autocast::cached_cast: the cast of an fp32 leaf that requires a gradient is kept."""
+        """`value` in `dtype`. The cast of an fp32 leaf that requires a gradient is cached (as by
+        at::autocast::cached_cast)."""
         if not isinstance(value, Tensor) or not _eligible(value) or value.dtype == dtype:
             return value
         keep = (
@@ -155,14 +159,15 @@ class _Casts(TorchFunctionMode):
 
 
 def _cross_entropy(input: Tensor, target: Tensor, *_: Any, **settings: Any) -> Tensor:
-    """ATen/native/LossNLL.cpp, cross_entropy_loss: its log_softmax names a dtype, that of the input, and its
-    nll_loss is one of FP32. Nothing here smooths labels."""
+    """Cross-entropy under autocast (ATen/native/LossNLL.cpp, cross_entropy_loss): log_softmax is called with
+    the dtype of the input, and nll_loss is one of FP32. Labels are never smoothed here."""
     settings.pop("label_smoothing", None)
     log_probs = functional.log_softmax(input, 1, dtype=input.dtype)
     return functional.nll_loss(log_probs.float(), target, **settings)
 
 
 def _eligible(tensor: Tensor) -> bool:
+    """Whether autocast casts such a tensor."""
     return tensor.device.type == "meta" and tensor.is_floating_point() and tensor.dtype != torch.float64
 
 
@@ -172,7 +177,7 @@ def _floats(args: Any) -> list[Tensor]:
 
 @contextmanager
 def cuda_autocast_on_meta() -> Iterator[None]:
-    """Inside, torch.autocast("meta") and all that asks about it behave as for CUDA."""
+    """Inside, torch.autocast("meta"), and torch's functions that ask about autocast, behave as for CUDA."""
     state = _State()
     real_autocast, real_enabled = torch.autocast, torch.is_autocast_enabled
     real_dtype, real_available = torch.get_autocast_dtype, torch.amp.is_autocast_available

@@ -1,7 +1,7 @@
-"""Where a shape-only run differs from CUDA: each difference is one rule here.
+"""The rules by which a shape-only run behaves as it would on CUDA: one for each difference.
 
-`cuda_behaviour()` makes Python's side behave as it would with a GPU (which kernel, which branch). Rules with
-files of their own: simulate/cuda/autocast.py, kernels/attention_choice.py (which kernel),
+`cuda_behaviour()` makes Python code take the branches, and choose the kernels, that it would with a GPU. Some
+rules have files of their own: simulate/cuda/autocast.py, kernels/attention_choice.py (which kernel),
 simulate/cuda/attention_call.py, simulate/cuda/flash_attn_package.py, simulate/cuda/libraries.py
 (transformers, Liger, Triton, bitsandbytes), and kernels/operators.py (what one operator does).
 """
@@ -42,18 +42,22 @@ class CudaRules:
         self.empty_cache = empty_cache
         """torch.cuda.empty_cache of the simulated device."""
         self.attention_kernels: set[str] = set()
+        """The attention kernels that were chosen, by name."""
         self._shapes = ShapeCache()
         self._results: dict[int, Callable[[Any, Any, Any], Any] | None] = {}
-        """By id: operators live as long as torch, and their hash is a Python function."""
+        """By id of an operator, what makes its results instead of its shape function; None for most.
+        Operators live as long as torch, and hashing one is slow."""
         self.gpu = Gpu.of(hardware, torch.__version__)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
-        """One operator on shape-only tensors, and what is the same each time it is called on such shapes."""
+        """Run an operator on shape-only tensors. Returns its result, and the Call, which is the same each
+        time the operator is called on such shapes."""
         if self.recipe.images:
             return with_values(func, args, kwargs, self._run)
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
+        """`run` without the values of integers (known_values.py)."""
         try:
             result = self._results[id(func)]
         except KeyError:
@@ -64,7 +68,7 @@ class CudaRules:
 
 
 def _attention(rules: CudaRules) -> Callable[..., Tensor]:
-    """F.scaled_dot_product_attention with CUDA's choice of kernel."""
+    """The function F.scaled_dot_product_attention with CUDA's choice of kernel."""
 
     def scaled_dot_product_attention(
         query: Tensor,
@@ -101,7 +105,7 @@ def _attention(rules: CudaRules) -> Callable[..., Tensor]:
 
 
 def _fused_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """On CUDA, dropout is one kernel that keeps a mask of one byte an element.
+    """F.dropout as on CUDA, where one kernel does it and keeps a mask of one byte per element.
 
     ATen/native/Dropout.cpp, is_fused_kernel_acceptable: CUDA input, 0 < p < 1.
     """
@@ -111,7 +115,7 @@ def _fused_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace
 
 
 def _softmax(plain: Callable[..., Tensor], fused: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """F.softmax or F.log_softmax of fp16 in fp32: on CUDA one kernel, without a copy of its input in fp32.
+    """F.softmax or F.log_softmax, which on CUDA take fp16 to fp32 in one kernel, without an fp32 input.
 
     ATen/native/SoftMax.cpp, softmax: CUDA input, Half, dtype Float.
     """
@@ -128,8 +132,8 @@ def _softmax(plain: Callable[..., Tensor], fused: Callable[..., Tensor]) -> Call
 
 @contextmanager
 def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
-    """Inside, code that asks about the meta device gets the answers a CUDA device would give."""
-    # torch remembers its constructors when it is first asked for them: those that are its own, not ours
+    """Inside, code that asks about the meta device gets the answers that a CUDA device would give."""
+    # torch remembers its constructors when they are first asked for: let it be torch's own, not replacements
     _device_constructors()
     with (
         cuda_autocast_on_meta(),
@@ -141,8 +145,8 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
 
 
 def masks_select_all() -> AbstractContextManager[Any]:
-    """TRL looks at the tokens with a label alone. Shapes have no labels; of synthetic pairs all but the first
-    token of a row have one, which TRL has left out before it asks."""
+    """Inside, a mask of shape-only tensors selects every element. TRL selects the tokens that have a label:
+    with synthetic pairs that is all but the first token of a row, which TRL has left out before."""
     from torch.fx.experimental import _config
 
     return _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
@@ -150,8 +154,8 @@ def masks_select_all() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _fused_on_meta() -> Iterator[None]:
-    """F.rms_norm is one operator, which has a derivative of its own, where a device has a kernel for it
-    (native/layer_norm.cpp, rms_norm_symint): shape-only tensors get one here."""
+    """Inside, F.rms_norm of shape-only tensors is one operator with a derivative of its own, as on devices
+    that have a kernel for it (native/layer_norm.cpp, rms_norm_symint)."""
     registered: Any = torch.library.Library("aten", "IMPL").m
     # Library.impl refuses: shapes could come from what rms_norm is made of
     registered.impl("_fused_rms_norm", "Meta", _shapes_of_rms_norm, False)
@@ -164,7 +168,7 @@ def _fused_on_meta() -> Iterator[None]:
 def _shapes_of_rms_norm(
     input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
-    """cuda/layer_norm_kernel.cu, _fused_rms_norm_cuda."""
+    """The output and the reciprocal root mean squares (cuda/layer_norm_kernel.cu, _fused_rms_norm_cuda)."""
     rows = input.shape[: input.dim() - len(normalized_shape)]
     one_each = (*rows, *[1] * len(normalized_shape))
     out = torch.empty_like(input, memory_format=torch.contiguous_format)
@@ -172,7 +176,7 @@ def _shapes_of_rms_norm(
 
 
 def _replacements(rules: CudaRules) -> Iterator[Replacement]:
-    """torch's own questions about the device, and its libraries'."""
+    """The functions of torch and the libraries that ask about the device, with answers of a CUDA device."""
     yield Replacement("torch.tensor", seen_tensor, "makes a tensor without an operator")
     yield Replacement("torch.Tensor.__setitem__", _set_item_from_host, "makes a tensor of a number")
     # functions and not a TorchFunctionMode: none is active where a checkpointed block runs again
@@ -184,10 +188,10 @@ def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     }
     for name, function in functions.items():
         yield Replacement(f"torch.nn.functional.{name}", function, "runs another kernel on CUDA")
-    asked = "torch.utils._foreach_utils._get_foreach_kernels_supported_devices"
-    yield Replacement(asked, lambda: ["meta", "cuda"], "clips gradients one by one")
-    asked = "torch.optim.optimizer._get_fused_kernels_supported_devices"
-    yield Replacement(asked, lambda: ["meta", "cuda", "cpu"], "refuses fused optimizers")
+    name = "torch.utils._foreach_utils._get_foreach_kernels_supported_devices"
+    yield Replacement(name, lambda: ["meta", "cuda"], "clips gradients one by one")
+    name = "torch.optim.optimizer._get_fused_kernels_supported_devices"
+    yield Replacement(name, lambda: ["meta", "cuda", "cpu"], "refuses fused optimizers")
     yield Replacement("torch.cuda.synchronize", nothing, "raises, and libraries call it")
     yield Replacement("torch.cuda.empty_cache", rules.empty_cache, "does nothing")
     if rules.recipe.flash_package:
@@ -203,8 +207,10 @@ _set_item = Tensor.__setitem__
 
 
 def seen_tensor(data: Any, **options: Any) -> Tensor:
-    """torch.tensor, where a shape-only result is made by an operator: torch makes one without, so that no
-    dispatch mode sees what takes a block of memory on CUDA (a masked-out score, in transformers before 5.23).
+    """torch.tensor, but with an operator that makes a shape-only result.
+
+    torch makes one without an operator, so that no dispatch mode would see it, although it takes a block of
+    memory on CUDA (a masked-out score, in transformers before 5.23).
     """
     made = _tensor(data, **options)
     if not made.is_meta:
@@ -217,8 +223,10 @@ def seen_tensor(data: Any, **options: Any) -> Tensor:
 
 
 def _set_item_from_host(tensor: Tensor, index: Any, value: Any) -> None:
-    """tensor[index] = 0. The number stays on the host where the tensor is on a GPU, and becomes a tensor
-    beside it anywhere else (csrc/autograd/python_variable_indexing.cpp, THPVariable_setitem).
+    """Tensor.__setitem__, as in tensor[index] = 0, with the number on the host.
+
+    It stays there where the tensor is on a GPU, and would become a tensor on the device of any other tensor
+    (csrc/autograd/python_variable_indexing.cpp, THPVariable_setitem).
     """
     if tensor.is_meta and isinstance(value, bool | int | float):
         value = _tensor(value, dtype=tensor.dtype)

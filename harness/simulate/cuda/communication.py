@@ -1,4 +1,4 @@
-"""Collectives of a simulated GPU: their time on the links, and what PyTorch keeps while they run."""
+"""Collectives of a simulated GPU: their time on the links, and the tensors that PyTorch keeps for them."""
 
 import os
 from collections import Counter
@@ -24,18 +24,19 @@ KINDS: dict[str, Collective] = {
 }
 WAIT = "_c10d_functional::wait_tensor"
 NCCL_STREAM = -1
-"""Where NCCL works off what is not to be waited for at once. No memory is allocated for it."""
+"""The stream of asynchronous collectives. No memory is allocated on it."""
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
-"""PyTorch's environment variable: when true there is no watchdog, and who has waited keeps nothing."""
+"""PyTorch's environment variable. If true there is no watchdog, and no tensors are kept after waiting."""
 
 
 class Communication:
-    """What a rank gives NCCL to do. DDP's first step has one bucket for all gradients; PyTorch keeps what a
-    collective works on until its watchdog, which looks every 100 ms, has seen it end, and then until the next
-    collective (csrc/distributed/c10d/ProcessGroupNCCL.cpp, WorkNCCL's shelf). So when the second step makes
-    new buckets the first one may be there still: here it is, until that step's backward. Where PyTorch is
-    told to run without a watchdog, nothing is kept. `clocks`: the rank's own, and those of other devices that
-    hear the same.
+    """The collectives that a rank launches, their time, and the memory that PyTorch keeps for them.
+
+    DDP's first step has one bucket for all gradients. PyTorch keeps the tensors of a collective until its
+    watchdog, which looks every 100 ms, has seen it end, and then until the next collective
+    (csrc/distributed/c10d/ProcessGroupNCCL.cpp, WorkNCCL's shelf). So when the second step makes new buckets
+    the first one may still be there: here it is, until that step's backward. Where PyTorch is told to run
+    without a watchdog, nothing is kept. `clocks` are the rank's own, and those of other devices.
     """
 
     def __init__(self, *clocks: SimulatedTime) -> None:
@@ -43,18 +44,18 @@ class Communication:
         self._steps = 0
         self._kept: list[Tensor] = []
         self._not_waited: dict[int, Tensor] = {}
-        """By storage. PyTorch's WorkRegistry (csrc/distributed/c10d/Functional.cpp) keeps the result of a
-        functional collective until someone waits for it. Nobody does where a checkpointed block runs again
-        and stops at the last tensor that backward needs: a sum of a tp group that was launched before that
-        is lost (pytorch/torchtitan#2763)."""
+        """Results of functional collectives that nobody has waited for yet, by storage. PyTorch's
+        WorkRegistry (csrc/distributed/c10d/Functional.cpp) keeps them until someone does. Nobody does where a
+        checkpointed block runs again and stops at the last tensor that backward needs: a sum of a tp group
+        that was launched before that leaks (pytorch/torchtitan#2763)."""
         self._watched = os.environ.get(BLOCKING_WAIT, "").lower() not in ("1", "t", "true", "y", "yes")
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """Count a step."""
         self._steps += 1
 
     def launched(self, name: str, args: Any, out: Any, *, timed: bool) -> None:
-        """The collective called `name` ("c10d::allreduce_") was launched on the current stream."""
+        """Note that the collective called `name` ("c10d::allreduce_") was launched on the current stream."""
         if not all(tensor.is_meta for tensor in tensors_in(args)):
             return  # the host's own: gloo's
         if name.startswith("_c10d_functional::"):
@@ -64,7 +65,7 @@ class Communication:
             self._communicate(KINDS[name], size_bytes, _group(args), self.clocks[0].stream)
 
     def waited(self, result: Tensor) -> None:
-        """Someone has waited for the result of a functional collective."""
+        """Note that someone has waited for the result of a functional collective."""
         self._not_waited.pop(result.untyped_storage()._cdata, None)
 
     @property
@@ -73,7 +74,7 @@ class Communication:
         return list(self._not_waited.values())
 
     def summed(self, group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
-        """DDP's hook for a bucket of gradients: summed on NCCL's stream, and waited for after backward."""
+        """DDP's hook: sum a bucket of gradients on NCCL's stream, and wait for that after backward."""
         gradients = bucket.buffer()
         if self._steps == 1 and self._watched:
             self._kept.append(gradients)
@@ -86,25 +87,29 @@ class Communication:
         return future
 
     def with_sums(self, reducer: Callable[..., Any]) -> Callable[..., Any]:
-        """DDP's Reducer, whose buckets `summed` sums: the results of a `fake` group are none."""
+        """DDP's class Reducer with the hook `summed`, since collectives of a `fake` group have no results."""
 
-        def made(parameters: Any, buckets: Any, limits: Any, group: Any, *others: Any) -> Any:
-            there = reducer(parameters, buckets, limits, group, *others)
-            distributed._register_comm_hook(there, group, self.summed)
-            return there
+        def with_hook(parameters: Any, buckets: Any, limits: Any, group: Any, *others: Any) -> Any:
+            made = reducer(parameters, buckets, limits, group, *others)
+            distributed._register_comm_hook(made, group, self.summed)
+            return made
 
-        return made
+        return with_hook
 
     def _wait(self) -> None:
+        """Let the default stream wait for NCCL's."""
         for clock in self.clocks:
             clock.wait(0, clock.done_s(NCCL_STREAM))
 
     def _communicate(self, kind: Collective, size_bytes: int, group: Any, stream: int) -> None:
+        """Let every clock take the time of a collective of this size among the ranks of `group`."""
         ranks = distributed.get_process_group_ranks(group)
-        together = min(Counter(rank // GPUS_PER_NODE for rank in ranks).values())
+        on_one_node = min(Counter(rank // GPUS_PER_NODE for rank in ranks).values())
         for clock in self.clocks:
-            asked = clock.hardware, kind, size_bytes, len(ranks), together
-            clock.communicate(collective(*asked, network=NETWORK.value), stream)
+            seconds = collective(
+                clock.hardware, kind, size_bytes, len(ranks), on_one_node, network=NETWORK.value
+            )
+            clock.communicate(seconds, stream)
 
 
 def _group(args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Shape-only tensors that say they are on a GPU: for library code that asks a tensor where it is.
+"""Shape-only tensors that say they are on a GPU, for library code that takes another branch there.
 
-Most code does not care. Where it does, and takes another way on a GPU, simulate/cuda/behaviour.py runs it in
-here.
+Most code does not ask a tensor where it is. Code that does is run inside `as_on_cuda`
+(simulate/cuda/libraries.py).
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _DEVICE_OF = Tensor.device.__get__  # type: ignore[attr-defined]
 
 
 class DeviceIsCuda(TorchFunctionMode):
-    """Inside, a shape-only tensor's device is CUDA, and what is to be made there is made shape-only."""
+    """A mode in which a shape-only tensor's device is CUDA, and tensors made on CUDA are shape-only."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _DEVICE_OF:
@@ -35,7 +35,7 @@ def _shape_only(value: Any) -> Any:
 
 
 def as_on_cuda(function: Callable[..., Any], capability: tuple[int, int]) -> Callable[..., Any]:
-    """`function` with every shape-only tensor on a GPU of compute capability `capability`, as it sees it."""
+    """`function`, for which every shape-only tensor is on a GPU of compute capability `capability`."""
 
     @wraps(function)
     def disguised(*args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Operators on lists of divided weights (DTensor), on the parts that this rank has: DTensor plans nothing.
+"""Operators on lists of divided weights (DTensors), run on this rank's parts without DTensor's planning.
 
-An optimizer steps all weights by a few operators on lists (torch._foreach_add_ and its like). Of each,
-DTensor plans one weight after the other and goes through the whole list every time: half of the simulation of
-an FSDP2 rank of a 30B model with LoRA. Where the weights of an entry are divided alike there is nothing to
-plan, for each rank computes what it has.
+An optimizer steps all weights by a few operators on lists (torch._foreach_add_ and its like). For each of
+them DTensor plans the weights one after the other, and goes through the whole list every time, which is half
+of the time to simulate an FSDP2 rank of a 30B model with LoRA. Where all tensors at one place of the lists
+are divided alike there is nothing to plan, since each rank computes its own part.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 _ACROSS = {"_foreach_norm", "_foreach_max", "_foreach_powsum"}
-"""A result of these needs what the other ranks have."""
+"""Operators whose results need the parts of other ranks."""
 
 
 def on_local_parts(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
-    """The arguments with each DTensor's local part in its place, and what makes DTensors of the results; None
-    for all that is not an operator on lists of DTensors which are divided alike, entry by entry."""
+    """The positional and keyword arguments with local parts instead of DTensors, and a function that makes
+    DTensors of the results. None unless it is an operator on lists of DTensors that are divided alike."""
     name = func._overloadpacket.__name__
     if not name.startswith("_foreach_") or name in _ACROSS or torch.is_grad_enabled():
         return None
@@ -33,7 +33,7 @@ def on_local_parts(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tu
     if any(isinstance(value, Tensor) and not value.is_cpu for value in given):
         return None
     of_tensors = [value for value in lists if any(isinstance(item, Tensor) for item in value)]
-    if not all(_alike(value, whole) for value in of_tensors):
+    if not all(_divided_alike(value, whole) for value in of_tensors):
         return None
 
     def local(value: Any) -> Any:
@@ -57,8 +57,8 @@ def on_local_parts(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tu
     return [local(value) for value in args], {name: local(kwargs[name]) for name in kwargs}, as_divided
 
 
-def _alike(tensors: Sequence[Any], whole: Sequence[Any]) -> bool:
-    """Whether each is a DTensor that is divided as the one of `whole`, and has no sums to wait for."""
+def _divided_alike(tensors: Sequence[Any], whole: Sequence[Any]) -> bool:
+    """Whether each is a DTensor divided as the one at its place in `whole`, without pending sums."""
     return len(tensors) == len(whole) and all(
         type(tensor) is type(other)
         and tensor.placements == other.placements

@@ -1,7 +1,7 @@
-"""The kernels of the flash-attn packages on shape-only tensors: attention: flash_attention_2 and _3.
+"""The kernels of the flash-attn packages on shape-only tensors, for `attention: flash_attention_2` and `_3`.
 
-The packages are no part of torch and need not be here. Their functions are written down again around
-operators of our own, with the outputs and saved tensors of theirs; what a kernel takes from the allocator
+The packages are not part of torch and need not be installed. Their functions are written again here around
+operators of our own, which have the same outputs and saved tensors. What a kernel takes from the allocator
 while it runs is a script, as for torch's own. Sources, in github.com/Dao-AILab/flash-attention: version 2
 (2.8), flash_attn/flash_attn_interface.py and csrc/flash_attn/flash_api.cpp; version 3,
 hopper/flash_attn_interface.py and hopper/flash_api.cpp.
@@ -42,22 +42,24 @@ class FlashAttention(NamedTuple):
 
 
 class _How(NamedTuple):
+    """The settings of one call of attention."""
+
     starts: Tensor | None
-    """Where each document starts in the tokens laid end to end, and where the last ends; None: a batch."""
+    """Where each document starts among the tokens laid end to end, and the last one ends; None for rows."""
     longest: int
-    """Keys of the longest document."""
+    """The number of keys of the longest document."""
     dropout_p: float
     causal: bool
     local: bool
-    """With a sliding window."""
+    """Whether there is a sliding window."""
     capped: bool
-    """With a cap on the scores."""
+    """Whether the scores have a soft cap."""
     deterministic: bool
     version: int
 
 
 def flash_attention(version: int) -> FlashAttention:
-    """What transformers calls of flash-attn 2 or 3, which has no dropout, on shape-only tensors."""
+    """The functions of flash-attn `version` 2 or 3 (which has no dropout), on shape-only tensors."""
 
     def run(
         q: Tensor,
@@ -112,7 +114,7 @@ def flash_attention(version: int) -> FlashAttention:
 
 
 class _Function(torch.autograd.Function):
-    """FlashAttnFunc, FlashAttnVarlenFunc. Version 2 pads head dims to multiples of 8, and keeps the seed."""
+    """FlashAttnFunc and FlashAttnVarlenFunc. Version 2 pads head dims to multiples of 8, and saves a seed."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
@@ -150,7 +152,7 @@ def _made(
     local: bool,
     version: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention, the log-sum-exp of the scores, and the seed and offset of the random numbers (version 2)."""
+    """The output, the log-sum-exp of the scores, and (version 2) seed and offset of the random numbers."""
     heads = query.shape[-2]
     shape = (query.shape[0], heads, query.shape[1]) if starts is None else (heads, query.shape[0])
     sums = query.new_empty(shape, dtype=torch.float32)
@@ -164,7 +166,8 @@ _OPERATORS.impl("flash_attention_backward", nothing, "Meta")  # the gradients ar
 
 @register_flop_formula(_operators.flash_attention)
 def _flops(query: Any, key: Any, value: Any, starts: Any, longest: int, *_: Any, **__: Any) -> int:
-    """torch's count for its own kernel. Of documents end to end: every token with the longest one's keys."""
+    """FLOPs as torch counts them for its own kernel. For documents laid end to end, every token counts with
+    as many keys as the longest document has."""
     return sdpa_flop_count(*_as_batch(query, key, value, starts, longest))
 
 
@@ -178,7 +181,7 @@ def _backward_flops(
 
 
 def _as_batch(query: Any, key: Any, value: Any, starts: Any, longest: int) -> list[tuple[int, ...]]:
-    """(batch, heads, length, head_dim) of each, the key's and value's heads repeated to the query's."""
+    """The shape (batch, heads, length, head_dim) of query, key and value, all with the query's heads."""
     lead = (1,) if len(query) == 3 else query[:1]
     heads = query[-2]
     keys = longest if starts is not None else key[-3]
@@ -186,12 +189,12 @@ def _as_batch(query: Any, key: Any, value: Any, starts: Any, longest: int) -> li
 
 
 def flash_replacements(version: int) -> Iterator[Replacement]:
-    """transformers' questions about the package, answered as if it were here, and its functions."""
+    """The functions of transformers that look for the package, answering as if it were installed."""
     package = flash_attention(version)
     asks_values: Any = resolve_name(f"transformers.{UTILS}:_is_packed_sequence")
 
     def is_packed_sequence(*given: Any, **named: Any) -> bool:
-        # for its operators. Rows of several documents say so (training/document_masks.py)
+        # called for its operators; rows of several documents are marked (training/document_masks.py)
         asks_values(*given, **named)
         return False
 

@@ -1,8 +1,8 @@
-"""FSDP2 with parts in host memory: what it asks the CPU for, on tensors that have shapes alone.
+"""FSDP2's CPU offload on shape-only tensors: a rank's parts of the weights are in host memory.
 
-A shape-only tensor is on no CPU, so `on_host()` says which of them are meant to be there: a rank's parts, and
-their gradients as soon as they are summed. Parts lie on `meta`, which is not FSDP2's `meta:0`, so its own
-`.to()` copies each one that is gathered.
+A shape-only tensor is on no CPU, so `on_host()` marks those that should be there: a rank's parts, and their
+gradients as soon as they are summed. Parts are on `meta`, which is not FSDP2's `meta:0`, so that its own
+`.to()` copies each part that is gathered.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def host_replacements() -> Iterator[Replacement]:
-    """What FSDP2 does with parts on the CPU (_fsdp_param.py, _fsdp_collectives.py)."""
+    """The functions of FSDP2 that move parts to and from the CPU (_fsdp_param.py, _fsdp_collectives.py)."""
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
     init: Callable[..., None] = FSDPParam._init_sharded_param
@@ -35,7 +35,7 @@ def host_replacements() -> Iterator[Replacement]:
             self._sharded_param_data = host.view(-1)
             dim = self.fsdp_placement.dim
             self.sharded_param._local_tensor = host.narrow(dim, 0, part.size(dim))
-            self.pin_memory = False  # which asks the CPU
+            self.pin_memory = False  # pinning needs a tensor on the CPU
 
     def to_cpu(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return to_host(self) if self.is_meta and args and args[0] == CPU else to(self, *args, **kwargs)

@@ -1,7 +1,7 @@
-"""The integers of a batch with images: what a GPU would read back of them decides about shapes.
+"""The integers of a batch with images, whose values decide about shapes when a GPU's program reads them back.
 
-A model that sees asks how many patches an image has, and which tokens are those of images. Shape-only tensors
-of integers and of bools have their values beside them here, computed on the CPU by the same operators.
+A vision model asks how many patches an image has, and which tokens belong to images. So shape-only tensors of
+integers and bools carry their values here, which the same operators compute on the CPU.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,19 @@ from harness.simulate.cuda.shape_cache import Call
 
 aten = torch.ops.aten
 MOST_BYTES = 2**24
-"""Of one tensor's values. A mask of all tokens by all tokens can have more, and nobody reads it back."""
+"""Values of larger tensors are not kept. A mask of tokens by tokens can be larger; nobody reads it back."""
 COUNTED = (
     *(aten.nonzero, aten.repeat_interleave, aten.masked_select, aten.unique_consecutive),
     *(aten._unique2, aten.unique_dim, aten.bincount),
 )
-"""Operators whose outputs are as large as the values say."""
+"""Operators whose outputs have sizes that depend on values."""
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
+"""Operators whose second argument is a list of indices, or of masks."""
 Run = Callable[[Any, Any, Any], tuple[Any, Call]]
 
 
 def with_values(func: Any, args: Any, kwargs: dict[str, Any], run: Run) -> tuple[Any, Call]:
-    """`run` the operator, and compute the values of what it gives where those of its arguments are known."""
+    """Call `run` for the operator, and compute its results' values where those of its arguments are known."""
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     known = all(_values(tensor) is not None for tensor in given)
     packet = func._overloadpacket
@@ -36,7 +37,7 @@ def with_values(func: Any, args: Any, kwargs: dict[str, Any], run: Run) -> tuple
     if packet in COUNTED and there and (values := _counted(func, args, kwargs, known)) is not None:
         made = tree_map(lambda each: each.new_empty(each.shape, device="meta"), values)
         return _remembered(made, values if known else None), Call()
-    out, call = run(func, _with_places(packet, args), kwargs)
+    out, call = run(func, _with_indices(packet, args), kwargs)
     made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
     if not any(tensor.is_meta for tensor in made) or all(tensor.dtype.is_floating_point for tensor in made):
         return out, call
@@ -50,15 +51,14 @@ def with_values(func: Any, args: Any, kwargs: dict[str, Any], run: Run) -> tuple
 
 
 def remember(tensor: Tensor, values: Tensor) -> Tensor:
-    """`tensor`, which has these values if it is of integers or bools on the simulated device."""
+    """Attach `values` to `tensor`, if that is shape-only and of integers or bools, and return it."""
     if tensor.is_meta and not (values.dtype.is_floating_point or values.dtype.is_complex):
         tensor.known_values = values  # type: ignore[attr-defined]
     return tensor
 
 
 def with_numbers(data: Any) -> Any:
-    """`data`, of which torch.tensor makes a tensor, with numbers for the tensors in it; None where they have
-    none that is known."""
+    """`data`, an argument of torch.tensor, with numbers instead of tensors; None if one is unknown."""
     leaves = [leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor)]
     if any(_values(leaf) is None for leaf in leaves):
         return None
@@ -71,10 +71,12 @@ def with_numbers(data: Any) -> Any:
 
 
 def _values(tensor: Tensor) -> Tensor | None:
+    """The values of a tensor as a tensor on the CPU; None where they are not known."""
     return getattr(tensor, "known_values", None) if tensor.is_meta else tensor
 
 
 def _remembered(out: Any, values: Any) -> Any:
+    """An operator's results with their values attached; `values` is None where they are not known."""
     if values is not None:
         for tensor, each in zip(tree_leaves(out), tree_leaves(values), strict=True):
             if isinstance(tensor, Tensor):
@@ -83,7 +85,7 @@ def _remembered(out: Any, values: Any) -> Any:
 
 
 def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """What the operator gives on the CPU."""
+    """The results of the operator on the CPU, on the known values."""
 
     def on_cpu(leaf: Any) -> Any:
         if isinstance(leaf, torch.device):
@@ -94,7 +96,7 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _leaves_the_device(func: Any, args: Any, kwargs: dict[str, Any], given: list[Tensor]) -> bool:
-    """Whether the host reads what the device has."""
+    """Whether the operator reads values of the device back to the host."""
     if not any(tensor.is_meta for tensor in given):
         return False
     if func is aten._to_copy.default:
@@ -104,7 +106,8 @@ def _leaves_the_device(func: Any, args: Any, kwargs: dict[str, Any], given: list
 
 
 def _counted(func: Any, args: Any, kwargs: dict[str, Any], known: bool) -> Any:
-    """The outputs with real sizes; their values too, if those of all arguments are known."""
+    """The outputs with their real sizes, and with their values if those of all arguments are known; None
+    where the sizes are not known."""
     if known:
         return _computed(func, args, kwargs)
     if func._overloadpacket is aten.masked_select and (mask := _values(args[1])) is not None:
@@ -112,21 +115,22 @@ def _counted(func: Any, args: Any, kwargs: dict[str, Any], known: bool) -> Any:
     return None
 
 
-def _with_places(packet: Any, args: Any) -> tuple[Any, ...]:
-    """The arguments of an operator that indexes, with places instead of a mask."""
+def _with_indices(packet: Any, args: Any) -> tuple[Any, ...]:
+    """The arguments of an operator; if it indexes, with indices instead of masks with known values."""
     if packet not in INDEXED or not any(_is_known_mask(each) for each in args[1]):
         return args
-    places: list[Any] = []
+    indices: list[Any] = []
     for each in args[1]:
         if _is_known_mask(each):
             found = each.known_values.nonzero(as_tuple=True)
-            places += [remember(index.to("meta"), index) for index in found]
+            indices += [remember(index.to("meta"), index) for index in found]
         else:
-            places.append(each)
-    return args[0], places, *args[2:]
+            indices.append(each)
+    return args[0], indices, *args[2:]
 
 
 def _is_known_mask(index: Any) -> bool:
+    """Whether an index is a shape-only mask whose values are known."""
     return (
         isinstance(index, Tensor)
         and index.is_meta

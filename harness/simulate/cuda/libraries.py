@@ -1,4 +1,5 @@
-"""Where transformers, peft, Liger, Triton and bitsandbytes ask for the device: the answers of a GPU."""
+"""Functions of transformers, peft, Liger, Triton, TRL, torchao and bitsandbytes that depend on the device,
+replaced so that they behave as on a GPU."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from harness.training import on_host
 
 
 def import_bitsandbytes_fast() -> None:
-    """Import bitsandbytes without torch's compiler, which its CPU kernels ask for as they are defined.
+    """Import bitsandbytes without importing torch's compiler, which decorates its CPU kernels.
 
     That import takes seconds, and no kernel runs on shapes.
     """
@@ -39,14 +40,14 @@ _OPERATORS.impl("triton_kernel", lambda touched: None, "CompositeExplicitAutogra
 
 
 def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
-    """What the libraries of `recipe` do otherwise without `gpu`."""
+    """The functions of the recipe's libraries that behave differently without `gpu`."""
     capability = gpu.capability
     experts = sys.modules.get("transformers.integrations.moe")
-    # older ones loop in sight, over counts that shapes do not have
+    # older releases loop in Python over the tokens of each expert, which shapes do not have
     if experts is not None and hasattr(experts, "_grouped_mm_fallback_bwd"):
-        asked = as_on_cuda(experts._can_use_grouped_mm, capability)
+        answer = as_on_cuda(experts._can_use_grouped_mm, capability)
         name = "transformers.integrations.moe._can_use_grouped_mm"
-        yield Replacement(name, asked, "loops over experts where a GPU is too old")
+        yield Replacement(name, answer, "loops over experts where a GPU is too old")
     if find_spec("triton") is not None:
         why = "runs kernels (Liger's), which write into tensors that Python made"
         run = _timed if recipe.by_liger or recipe.by_odds else nothing
@@ -74,9 +75,9 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
             yield Replacement(path, staticmethod(as_on_cuda(resolve_name(path), capability)), why)
         yield Replacement("trl.trainer.utils._use_triton", lambda device: True, why)
     if recipe.by_odds and find_spec("trl") is not None:
-        asked = as_on_cuda(resolve_name("trl.trainer.utils._supports_trl_loss_kernel"), capability)
+        answer = as_on_cuda(resolve_name("trl.trainer.utils._supports_trl_loss_kernel"), capability)
         why = "takes a row at a time where a GPU has a kernel"
-        yield Replacement("trl.trainer.utils._supports_trl_loss_kernel", asked, why)
+        yield Replacement("trl.trainer.utils._supports_trl_loss_kernel", answer, why)
     if recipe.chunked_loss:
         why = "is one operator, whose shapes show nothing of its chunks"
         yield Replacement(f"{CHUNKED}._linear_cross_entropy_batch_chunked", _chunked_loss(capability), why)
@@ -107,8 +108,8 @@ CHUNKED = "torch.nn.modules.linear_cross_entropy"
 
 
 def _chunked_loss(capability: tuple[int, int]) -> Callable[..., Any]:
-    """PyTorch's operator as a function whose chunks are seen, and that is differentiated by the operator's
-    own rule."""
+    """PyTorch's chunked cross-entropy, not as one operator but as a function whose operators are seen. Its
+    derivative is the operator's own."""
     library = resolve_name(CHUNKED)
     chunks = as_on_cuda(library._linear_cross_entropy_batch_chunked_accumulator, capability)
 
@@ -125,20 +126,23 @@ def _chunked_loss(capability: tuple[int, int]) -> Callable[..., Any]:
 
 
 def _drawn(shape: Any, seed: int, device: Any = None, dtype: Any = torch.float32) -> Tensor:
+    """apollo_torch's stable_randn without a generator."""
     return torch.randn(shape, device=device, dtype=dtype)
 
 
 def _compiled_step(function: Any = None, **_: Any) -> Any:
-    """What the compiler makes of torchao's step for one weight (torchao/optim/adam.py, single_param_adam), as
-    the allocator of PyTorch's CUDA build sees it on a virtual GPU: new scales, both moments in fp32, and of 4
-    bit their codes as 64-bit integers before they are packed."""
+    """torch.compile for torchao's step of one weight (torchao/optim/adam.py, single_param_adam).
+
+    It allocates what the allocator of PyTorch's CUDA build sees on a virtual GPU: new scales, both moments in
+    fp32, and with 4 bits their codes as 64-bit integers before they are packed.
+    """
 
     def step(weight: Tensor, grad: Tensor, count: Tensor, *moments: Any, **_: Any) -> None:
-        kept = [getattr(moment, "codes", moment) for moment in moments[:2]]
+        stored = [getattr(moment, "codes", moment) for moment in moments[:2]]
         made = list[Tensor]()
-        if any(one is not codes for one, codes in zip(moments, kept, strict=False)):
+        if any(one is not codes for one, codes in zip(moments, stored, strict=False)):
             made = _temporaries(weight, *moments[:2])
-        torch.ops.harness.triton_kernel([weight, weight, grad, *kept, *kept, *made, *made])
+        torch.ops.harness.triton_kernel([weight, weight, grad, *stored, *stored, *made, *made])
         while made:
             del made[0]
 
@@ -146,7 +150,8 @@ def _compiled_step(function: Any = None, **_: Any) -> Any:
 
 
 def _temporaries(weight: Tensor, *moments: Any) -> list[Tensor]:
-    """In the order in which they are freed. Where the blocks of 8 bit are rows, one kernel makes all."""
+    """The temporaries of torchao's step, in the order in which they are freed. There are none where the
+    blocks of 8 bits are rows of the weight, since one kernel then does everything."""
     packs = moments[0].codes.numel() < weight.numel()
     if not packs and (weight.dim() == 1 or weight.shape[-1] == moments[0].block_size):
         return []
@@ -159,14 +164,14 @@ def _temporaries(weight: Tensor, *moments: Any) -> list[Tensor]:
 
 
 def _timed(kernel: Any, *args: Any, **kwargs: Any) -> None:
-    """A kernel is seen as an operator that touches each of its tensors once: what it writes where it read
+    """A Triton kernel as an operator that touches each of its tensors once. A tensor that it reads and writes
     counts once, too."""
     touched = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     torch.ops.harness.triton_kernel(touched)
 
 
 def _with_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """peft empties the allocator's cache after it has upcast the weights, if there is CUDA."""
+    """`prepare` with CUDA available, where peft empties the cache after it has upcast the weights."""
 
     def prepared(*args: Any, **kwargs: Any) -> Any:
         with replaced(resolve_name("torch.cuda"), "is_available", lambda: True):
@@ -176,7 +181,7 @@ def _with_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copied(weight: Any, memo: dict[int, Any]) -> Any:
-    """A 4-bit weight with a state and values of its own, made in that order."""
+    """A deep copy of a 4-bit weight. Its quantization state is copied first, and then its values."""
     state = deepcopy(weight.quant_state, memo)
     return type(weight)(
         deepcopy(weight.data, memo), **{**weight.__dict__, "quant_state": state, "requires_grad": False}
@@ -184,7 +189,7 @@ def _copied(weight: Any, memo: dict[int, Any]) -> Any:
 
 
 def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
-    """bitsandbytes' paged state is CUDA managed memory: not the caching allocator's; the host backs it."""
+    """bitsandbytes' paged state: CUDA managed memory, which the host backs, not the caching allocator."""
     with on_host():
         state = torch.zeros(shape, dtype=dtype, device=device)
     state.is_paged = True  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""One rank of many, alone: the process group answers for the others, and FSDP finds a GPU.
+"""One rank of many, simulated without the others.
 
-torch's own engines run as they are. The `fake` process group has every rank's number and no other process;
-its collectives return at once. What FSDP2 asks of a device it finds in the module `torch.meta` (streams.py).
+torch's own engines run unchanged. The `fake` process group has the number of ranks and no other process; its
+collectives return at once. FSDP2 finds the streams of a device in the module `torch.meta` (streams.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -20,9 +20,9 @@ from harness.system import Replacement, all_replaced, nothing, replaced
 
 @contextmanager
 def one_rank(rank: int, world_size: int, streams: Streams, communication: Communication) -> Iterator[None]:
-    """Inside, this process is `rank` of `world_size`; `streams` are its GPU's, and `communication` its share.
+    """Inside, this process is `rank` of `world_size` ranks, with these streams and collectives.
 
-    Raises InputError where there is a process group already: a rank of a real run.
+    Raises InputError in a rank of a real run, which has a process group already.
     """
     if distributed.is_initialized():
         raise InputError(
@@ -39,6 +39,7 @@ def one_rank(rank: int, world_size: int, streams: Streams, communication: Commun
 
 
 def _replacements(communication: Communication) -> Iterator[Replacement]:
+    """Functions of FSDP2, DDP and DTensor that need a device, other ranks, or much time."""
     group = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
     yield Replacement(f"{group}._validate_no_meta_params", nothing, "refuses weights that are only shapes")
     verify = "torch.nn.parallel.distributed._verify_param_shape_across_processes"
@@ -56,8 +57,8 @@ def _replacements(communication: Communication) -> Iterator[Replacement]:
 
 
 def _if_strided(propagate: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """`propagate(strategy, schema)` where the arguments of a schema have a strided part, which is all that it
-    is about; whether they have is found once a schema."""
+    """`propagate(strategy, schema)`, called only where an argument of the schema has a strided part, since it
+    does nothing otherwise. Whether one has is found once for each schema."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     seen: tuple[Any, bool] = None, False

@@ -13,12 +13,12 @@ from torch import Tensor
 
 Kind = Literal["view", "pure", "writes", "other"]
 _ALIASES = object()
-"""Result of an operator that returns memory it was given: it must always run."""
+"""Stands for the result of an operator that returns memory it was given: it must always run."""
 _RESULTS: dict[Any, Any] = {}
-"""What results are like, by operator and arguments; and the operator, whose id is in the key. Shapes follow
-from shapes alone: the next simulation of this process, of another GPU or toggle, need not run it again."""
+"""By key of a Call: what its results are like, with the operator, which has to live because its id is in the
+key. Shapes follow from shapes alone, so that later simulations in this process use them too."""
 _MOST_RESULTS = 20_000
-"""Of a few hundred bytes each."""
+"""No more results are kept than this, of a few hundred bytes each."""
 
 
 class Call:
@@ -28,31 +28,31 @@ class Call:
 
     def __init__(self, key: Any = None) -> None:
         self.key = key
-        """Of the operator and what it is called on; None where that cannot be a key."""
+        """The operator and the shapes of its arguments; None where an argument cannot be part of a key."""
         self.result: Any = _RESULTS.get(key, (None,))[0]
-        """What makes results like the first one, _ALIASES, or None: nothing is known yet."""
+        """The shapes, strides and dtypes of the results, or _ALIASES; None where it has not run yet."""
         self.script: Sequence[Any] | None = None
-        """For who runs the operator to keep: what its CUDA kernel does with the allocator."""
+        """What its CUDA kernel does with the allocator, kept here by the code that runs operators."""
         self.cost: Any = None
-        """For who runs the operator to keep: what its CUDA kernel takes of time."""
+        """The time that its CUDA kernel takes. It is kept here by the code that runs the operator."""
 
 
 VIEW = Call()
-"""Every call of an operator that looks at its input in another way: nothing is made, nothing is moved."""
+"""Stands for every call of an operator that returns a view: it allocates nothing and moves nothing."""
 
 
 class ShapeCache:
-    """Runs operators, remembering what shapes come out. Operators whose schema, or whose first run, shows
-    that they return memory they were given always run.
+    """Runs operators, and remembers the shapes of their results. Operators that return memory they were
+    given, by their schema or in their first run, always run.
     """
 
     def __init__(self) -> None:
         self._calls: dict[Any, Call] = {}
         self._kinds: dict[int, Kind] = {}
-        """By id: operators live as long as torch, and their hash is a Python function."""
+        """The kind of each operator, by its id: operators live as long as torch, and hashing one is slow."""
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
-        """func(*args, **kwargs), and the Call: a new one for arguments that cannot be remembered."""
+        """The result of func(*args, **kwargs), and its Call, a new one if the arguments cannot be a key."""
         kind = self._kinds.get(id(func))
         if kind is None:
             kind = self._kinds[id(func)] = _kind(func)
@@ -75,6 +75,7 @@ class ShapeCache:
         return _made(known), call
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Call:
+        """The Call of an operator on such arguments: the one of an earlier time, or a new one."""
         try:
             # torch.ones(3) and an integer's quotient have the default dtype, which model code changes
             options = _key(tuple(kwargs.items())) if kwargs else ()
@@ -88,6 +89,8 @@ class ShapeCache:
 
 
 def _kind(func: Any) -> Kind:
+    """What an operator does by its schema: return a view, make new tensors, write into its first argument and
+    nothing else, or something else."""
     schema = func._schema
     if func.is_view:
         return "view"
@@ -107,6 +110,7 @@ def _on_meta(value: Any) -> bool:
 
 
 def _key(values: Any) -> Any:
+    """Arguments as a key, with shape, strides and dtype of each tensor. Raises TypeError for a real one."""
     key = []
     for value in values:
         if isinstance(value, Tensor):
@@ -123,7 +127,7 @@ def _key(values: Any) -> Any:
 
 
 def _remembered(out: Any, args: Any) -> Any:
-    """The specs of fresh results, or _ALIASES."""
+    """The (shape, strides, dtype) of each result, if all are new tensors; otherwise _ALIASES."""
     results = out if isinstance(out, tuple) else (out,)
     given = {a.untyped_storage()._cdata for a in tensors_in(args)}
     storages = [t.untyped_storage()._cdata for t in results if isinstance(t, Tensor)]
@@ -142,7 +146,7 @@ def _whole(tensor: Tensor) -> bool:
 
 
 def tensors_in(values: Any) -> list[Tensor]:
-    """The tensors among an operator's arguments, in lists too."""
+    """The tensors among an operator's arguments and in lists among them."""
     found = []
     for value in values:
         if isinstance(value, Tensor):

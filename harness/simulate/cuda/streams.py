@@ -1,7 +1,7 @@
-"""Streams and events of a simulated GPU: what torch.cuda is to a GPU, as the module `torch.meta`.
+"""Streams and events of a simulated GPU, in a module `torch.meta` that stands for torch.cuda.
 
-Libraries that serve several kinds of devices ask for the module called as the device's type. The allocator
-keeps the memory of each stream apart, and the clock lets each work off its own operators in order.
+Libraries for several kinds of devices use the module of torch that is named like the device's type. The
+allocator keeps the memory of each stream apart, and on the clock each executes its operators in order.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ DEFAULT_STREAM = 0
 
 
 class Event:
-    """torch.cuda.Event: a moment in the work of a stream."""
+    """torch.cuda.Event: a moment in the work of a stream, which has its own time on each clock."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._moments_s = [0.0] * len(streams.clocks)
 
     def record(self, stream: Stream | None = None) -> None:
-        """The event fires when `stream` (default: the current one) has done what it was given."""
+        """Let the event fire when `stream` (None: the current one) has executed what it was given so far."""
         number = (stream or self._streams.current_stream()).stream_id
         self._moments_s = [clock.done_s(number) for clock in self._streams.clocks]
 
     def wait(self, stream: Stream | None = None) -> None:
-        """What `stream` is given from now on begins when the event has fired."""
+        """Let what is launched on `stream` (None: the current one) from now on begin when the event fires."""
         number = (stream or self._streams.current_stream()).stream_id
         for clock, moment_s in zip(self._streams.clocks, self._moments_s, strict=True):
             clock.wait(number, moment_s)
 
     def synchronize(self) -> None:
-        """The host goes on when the event has fired."""
+        """Let the host wait for the event."""
         for clock, moment_s in zip(self._streams.clocks, self._moments_s, strict=True):
             clock.host_waits_until(moment_s)
 
 
 class Stream:
-    """torch.cuda.Stream, on the one device there is; FSDP2 of PyTorch 2.15 names a stream by these three."""
+    """torch.cuda.Stream on the only device. FSDP2 of PyTorch 2.15 identifies a stream by device_index,
+    device_type and stream_id."""
 
     device_index = 0
     device_type = 1
@@ -63,13 +64,13 @@ class Stream:
         event.wait(self)
 
     def wait_stream(self, other: Stream) -> None:
-        """Begin what follows when `other` has done what it was given."""
+        """Let what is launched from now on begin when `other` has executed what was launched on it so far."""
         self.wait_event(other.record_event())
 
 
 class Streams:
-    """The module `torch.meta` while a GPU is simulated; names are those of torch.cuda. `clocks`: the GPU's
-    own, and those of others that hear the same."""
+    """The module `torch.meta` while a GPU is simulated, with the names of torch.cuda. `clocks` are the GPU's
+    own and those of other devices that run with it."""
 
     def __init__(self, memory: SimulatedMemory, *clocks: SimulatedTime) -> None:
         self.memory, self.clocks = memory, clocks
@@ -77,7 +78,7 @@ class Streams:
         self._made = DEFAULT_STREAM
 
     def Stream(self, device: Any = None, priority: int = 0) -> Stream:
-        """A new stream, with a pool of memory of its own."""
+        """A new stream, for which the allocator keeps a pool of its own."""
         self._made += 1
         return Stream(self, self._made)
 
@@ -86,12 +87,12 @@ class Streams:
         return Event(self)
 
     def current_stream(self, device: Any = None) -> Stream:
-        """The stream that operators and allocations are of now."""
+        """The stream on which operators are launched and memory is allocated now."""
         return self._current
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        """Operators and allocations inside are of `stream`."""
+        """Inside, operators are launched and memory is allocated on `stream`."""
         before = self._current
         self._enter(stream)
         try:
@@ -100,14 +101,15 @@ class Streams:
             self._enter(before)
 
     def current_device(self) -> int:
-        """There is one."""
+        """The number of the only device."""
         return 0
 
     def device_count(self) -> int:
-        """As many as a node has: DTensor weighs its ways by which ranks are on one."""
+        """The GPUs of a node: DTensor's choices depend on which ranks are on the same node."""
         return GPUS_PER_NODE
 
     def _enter(self, stream: Stream) -> None:
+        """Make `stream` the current one, of the allocator and of the clocks too."""
         self._current = stream
         self.memory.stream = stream.stream_id
         for clock in self.clocks:
