@@ -83,6 +83,13 @@ def of_a_program(printed: str) -> str:
     )[0].rstrip()
 
 
+def of_the_tries(printed: str) -> str:
+    """The table of a search for the largest value, and its end."""
+    lines = printed.partition("\nrun folders")[0].splitlines()
+    title = next(index for index, line in enumerate(lines) if line.strip() == "h100")
+    return "\n".join(lines[title + 1 :]).strip("\n")
+
+
 @dataclass(frozen=True)
 class Question:
     """Commands, run one after the other, and what is shown of the last one's output."""
@@ -132,6 +139,9 @@ QUESTIONS = {
         (f"harness simulate {SEVENTY.replace('dp_shard=8', 'dp_shard=16')}",), but_the_tables, TEN
     ),
     "toggles": Question((TOGGLES,), but_the_folder, TEN),
+    "dpo-script": Question(
+        ("harness watch --gpu h100 --fit BS=16..64 -- python dpo.py",), of_the_tries, TEN, "dpo.py"
+    ),
     "dpo": Question(("harness fit llama-3.1-8b-lora task=dpo hardware=h100",), page=TEN),
     "dpo-full": Question(
         ("harness fit llama-3.1-8b-full-bf16 task=dpo gradient_checkpointing=true hardware=h100",), page=TEN

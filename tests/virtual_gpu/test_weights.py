@@ -107,7 +107,7 @@ def test_a_transformers_without_what_is_replaced(emulate, tmp_path: Path) -> Non
     assert done.stdout.splitlines()[-1] == f"{tmp_path}/transformers/__init__.py cuda:0"
 
 
-@pytest.mark.parametrize("name", [name for name, question in QUESTIONS.items() if question.script])
+@pytest.mark.parametrize("name", ["own-script", pytest.param("dpo-script", marks=pytest.mark.slow)])
 def test_a_script_of_the_guide_takes_what_the_guide_says(name: str) -> None:
     """Llama as `from_pretrained` names it on the Hub, whose weights are not here."""
     assert ask(QUESTIONS[name], {}) == json.loads(RESULTS.read_bytes())["shown"][name]
