@@ -1,4 +1,4 @@
-"""Watches a whole process, from when the code that `harness watch` puts into it calls, to its end."""
+"""Watches a whole process until its end, called by the code that `harness watch` puts into it."""
 
 import atexit
 import os
