@@ -49,6 +49,8 @@ _LEARNED_POSITIONS = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "openai-gpt", "bi
 _BIASED = ("gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "phi", "opt", "bloom", "starcoder2", "gptj")
 _RMS = ("nemotron_h", "lfm2", "lfm2_moe", "llama4_text", *_MAMBA)
 """Families with RMSNorm whose config names its epsilon otherwise than rms_norm_eps."""
+_EVERY_EXPERT = {"llama4_text": "num_experts"}
+"""Llama4TextMoe gives every token to every expert, most of them multiplied by 0."""
 _QK_NORM = ("olmo", "qwen3", "lfm2")
 """Beginnings of families that norm queries and keys, whether their plan says so or not."""
 _SLIDING_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "olmo3": 4}
@@ -269,7 +271,7 @@ def _shape(family: str, read: _Reader) -> ModelShape:
         norms=4 if family in _FOUR_NORMS else 1 if family in _ONE_NORM else 2,
         qk_norm=family.startswith(_QK_NORM) or any(each in read.plan for each in ("q_norm", "q_layernorm")),
         experts=read.count("num_experts") if routes else 0,
-        experts_per_token=read.count("num_experts_per_tok", 1) if routes else 0,
+        experts_per_token=read.count(_EVERY_EXPERT.get(family, "num_experts_per_tok"), 1) if routes else 0,
         expert_width=width if routes else 0,
         shared_width=shared or read.size("n_shared_experts") * width,
         gates_shared=routes and bool(shared) and family.startswith("qwen"),

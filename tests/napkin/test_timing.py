@@ -6,7 +6,9 @@ from statistics import mean
 from typing import Any
 
 import pytest
+from transformers import CONFIG_MAPPING
 
+from benchmarks.causal_models.tiny import small_config
 from harness.hardware.hardware import find_hardware
 from harness.napkin import Timing, estimate
 from harness.napkin.timing import COMPILED_PASSES
@@ -61,3 +63,12 @@ def test_experts_in_4_bit_are_dequantized_in_forward_and_kept_for_backward() -> 
     for name, made in (("forward", experts + linear), ("backward", linear)):
         assert sum(work.before_bytes for work in phases[name].works) == 2 * made
         assert phases[name].bytes_moved == before[name].bytes_moved
+
+
+def test_llama_4_gives_every_token_to_every_expert(tmp_path: Path) -> None:
+    """As Llama4TextMoe has it, whatever num_experts_per_tok says: a simulated step counts the same FLOPs."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(small_config(CONFIG_MAPPING["llama4_text"]()) | {"moe_layers": [0, 1]}))
+    recipe = tiny("llama", seq_len=256).model_copy(update={"model": str(path)})
+    counted = simulate(recipe, A100)[0].phases["forward"].flops
+    assert Timing(estimate(recipe, A100).sizes).phases["forward"].flops == pytest.approx(counted, rel=0.02)

@@ -10,7 +10,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
+from transformers import CONFIG_MAPPING
 
+from benchmarks.causal_models.tiny import small_config
 from harness.errors import InputError, MissingDependency
 from harness.recipe.recipe import Recipe
 from harness.training.model import build_model
@@ -396,3 +398,17 @@ def test_lora_plus_groups_weights_as_peft_does() -> None:
     ours = rates(build_optimizer(recipe, model))
     assert ours == rates(theirs)
     assert set(ours.values()) == {1e-3, 16e-3}
+
+
+@pytest.mark.parametrize("kind", ["falcon_h1", "nemotron_h"])
+def test_of_a_mamba_model_the_layers_that_peft_adapts_are_listed(kind: str, tmp_path: Path) -> None:
+    """With all-linear peft asks for out_proj, which it refuses; the list of the others is one that it takes."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(small_config(CONFIG_MAPPING[kind]())))
+    recipe = tiny("llama", adapter="lora").model_copy(update={"model": str(path)})
+    with pytest.raises(InputError, match="'out_proj' is incompatible") as refused:
+        build_model(recipe, CPU)
+    listed = str(refused.value).rpartition("The others are lora_targets: [")[2].rstrip("].").split(", ")
+    assert {"in_proj", "q_proj"} < set(listed)
+    assert "out_proj" not in listed
+    assert trained_names(build_model(recipe.model_copy(update={"lora_targets": tuple(listed)}), CPU))
