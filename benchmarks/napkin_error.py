@@ -65,11 +65,11 @@ EAGER_ONLY = (
 """They have no attention by sdpa."""
 NOT_ALL_LINEAR = {
     "falcon-h1-1.5b": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-    "llama-4-scout-17b-16e": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "llama-4-scout": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "mamba-1.4b": ["in_proj"],
     "mamba2-1.3b": ["in_proj"],
     "moonlight-16b-a3b": ["q_proj", "o_proj"],
-    "nemotron-3-nano-30b-a3b": ["in_proj", "q_proj", "o_proj"],
+    "nemotron-3-nano-30b": ["in_proj", "q_proj", "o_proj"],
     "nemotron-h-11-layers": ["q_proj", "o_proj", "up_proj", "down_proj"],
 }
 """peft refuses to adapt a layer that all-linear would name, or to drop its inputs."""

@@ -13,6 +13,7 @@ import torch
 
 from harness.data import NOT_PREDICTED
 from harness.errors import InputError
+from harness.parallel import DTYPES
 from harness.recipe import Recipe
 from harness.training.model_config import model_class, sees
 from harness.training.tiles import CUT_OTHERWISE, MOST, tiles_of
@@ -162,7 +163,7 @@ def images_of(recipe: Recipe, config: Any) -> Images | None:
     reserved = frozenset({token, *(other for other in others if other is not None)})
     dtype = torch.float32
     if family == "llama4":  # its processor makes bf16, and its tower takes its weights' dtype alone
-        dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(recipe.precision, torch.bfloat16)
+        dtype = DTYPES[recipe.compute_dtype]
     return Images(recipe.images, tokens, token, reserved, pixels, sizes, kinds, dtype)
 
 

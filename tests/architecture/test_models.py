@@ -75,9 +75,9 @@ PUBLISHED = {
     "glm-4.5-air": (106_852_245_504, HUB + "PrimeIntellect/INTELLECT-3, less 5,760 buffers"),
     "granite-4.0-h-tiny": (6_939_037_248, HUB + "ibm-granite/granite-4.0-h-tiny-base"),
     "lfm2-1.2b": (1_170_340_608, HUB + "LiquidAI/LFM2-1.2B"),
-    "llama-4-scout-17b-16e": (108_641_793_536, HUB + "meta-llama/Llama-4-Scout-17B-16E-Instruct"),
+    "llama-4-scout": (108_641_793_536, HUB + "meta-llama/Llama-4-Scout-17B-16E-Instruct"),
     "mistral-small-24b": (23_572_403_200, KERAS + "magistral_small_2506_en (the same sizes)"),
-    "nemotron-3-nano-30b-a3b": (31_577_937_344, HUB + "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+    "nemotron-3-nano-30b": (31_577_937_344, HUB + "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
     "olmo-3-7b": (7_298_011_136, "a training log of allenai/Olmo-3-1025-7B, num_params"),
     "phi-4": (14_659_507_200, HUB + "microsoft/phi-4"),
     "smollm3-3b": (3_075_098_624, HUB + "HuggingFaceTB/SmolLM3-3B"),
@@ -127,7 +127,7 @@ def test_every_key_means_something_to_transformers(name: str) -> None:
     assert set(values) - known - converted == set()
 
 
-ALMOST = {"gpt-oss-20b": 0.001, "gpt-oss-120b": 0.001, "llama-4-scout-17b-16e": 0.001, "gemma-4-31b": 0.022}
+ALMOST = {"gpt-oss-20b": 0.001, "gpt-oss-120b": 0.001, "llama-4-scout": 0.001, "gemma-4-31b": 0.022}
 """What arithmetic leaves out, as a share: gpt-oss has biases of experts and of the router, Llama 4's tower an
 adapter of its own, and each sixth layer of Gemma 4 has other heads and no values of their own."""
 

@@ -196,7 +196,7 @@ def test_what_a_published_model_makes_of_an_image() -> None:
     qwen = check_recipe({"model": "qwen2.5-vl-7b", "images": 1, "image_size": 1024}, "here")
     assert (images(qwen).tokens, images(qwen).sizes) == (1369, ("image_grid_thw", (1, 74, 74)))
     # Llama 4: 24 x 24 patches of a tile, four of which are a token; four tiles, and the whole
-    llama = check_recipe({"model": "llama-4-scout-17b-16e", "images": 1, "image_size": 672}, "here")
+    llama = check_recipe({"model": "llama-4-scout", "images": 1, "image_size": 672}, "here")
     assert (images(llama).tokens, images(llama).pixels) == (5 * 144, (5, 3, 336, 336))
 
 
