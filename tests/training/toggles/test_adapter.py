@@ -402,7 +402,7 @@ def test_lora_plus_groups_weights_as_peft_does() -> None:
 
 @pytest.mark.parametrize("kind", ["falcon_h1", "nemotron_h"])
 def test_of_a_mamba_model_the_layers_that_peft_adapts_are_listed(kind: str, tmp_path: Path) -> None:
-    """With all-linear peft asks for out_proj, which it refuses; it takes the list of the others."""
+    """With all-linear peft asks for out_proj, which it refuses. The list of the others is one it takes."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(small_config(CONFIG_MAPPING[kind]())))
     recipe = tiny("llama", adapter="lora").model_copy(update={"model": str(path)})
