@@ -48,16 +48,16 @@ def models() -> None:
         cards.setdefault(recipe.model, {}).setdefault(recipe.method, recipe.card_gb)
     rows = [(name, load_shape(name)) for name in list_models()]
     width = max(len(name) for name, _ in rows)
-    tell(f"{'model':{width}} {'parameters':>11} bf16 GiB layers hidden vocabulary qlora lora full")
+    tell(f"{'model':{width}} {'millions':>9} bf16 GiB layers hidden vocabulary qlora lora full")
     for name, shape in rows:
         count = num_parameters(shape)
-        millions = f"{count / 1e6:,.1f} M"
         qlora, lora, full = (cards.get(name, {}).get(method, "-") for method in ("qlora", "lora", "full"))
         tell(
-            f"{name:{width}} {millions:>11} {2 * count / GIB:8.2f} {shape.layers:6} {shape.hidden:6,} "
+            f"{name:{width}} {count / 1e6:9,.1f} {2 * count / GIB:8.2f} {shape.layers:6} {shape.hidden:6,} "
             f"{shape.vocab:10,} {qlora:>5} {lora:>4} {full:>4}"
         )
     print()
+    tell("millions: of parameters, without an adapter.")
     tell("qlora, lora, full: the smallest card, in GB, for which there is a recipe that was seen to fit.")
     tell("A recipe for a card is MODEL-METHOD-CARD, as llama-3.1-8b-lora-24gb: `harness recipes` lists them.")
     tell("A model may also be a config.json, a checkpoint folder or a Hugging Face id.")
