@@ -191,6 +191,17 @@ def test_what_a_step_takes_is_told_at_the_end(emulate, tmp_path: Path) -> None:
     assert "tokens/s; MFU" in done.stderr
 
 
+def test_the_work_of_a_longer_last_step_is_set_against_its_own_time(emulate, tmp_path: Path) -> None:
+    """It has ten times the rows of those before, and was said to reach ten times what they do of the peak."""
+    longer = TRAINING.replace("range(5):", "range(5):\n    if _ == 4: tokens = tokens.repeat(10)")
+    reached = {}
+    for name, code in (("alike", TRAINING), ("longer", longer)):
+        emulate(code=code, options=("--out", name))
+        (path,) = (tmp_path / name).glob("*-times.json")
+        reached[name] = json.loads(path.read_text(encoding="utf-8"))["mfu"]
+    assert reached["longer"] == pytest.approx(reached["alike"], rel=0.1)
+
+
 ATTENDING = """
 import torch
 from torch.nn.functional import scaled_dot_product_attention

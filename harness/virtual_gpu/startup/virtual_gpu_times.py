@@ -125,7 +125,8 @@ class Times:
         }
         peak_dtype = max(flops, key=lambda dtype: flops[dtype]) if found["flops"] else None
         if peak_dtype in ("bf16", "fp16", "fp32") and self.hardware.supports(peak_dtype):
-            could = self.hardware.peak_flops(peak_dtype) * ns * 1e-9
+            last_ns = steps[-1][0]  # the operations are those of the last step, which may be longer than most
+            could = self.hardware.peak_flops(peak_dtype) * last_ns * 1e-9
             found["mfu"] = (found["flops"] - repeated) / could
             found["hfu"] = found["flops"] / could
         return found
