@@ -192,14 +192,11 @@ def test_what_a_step_takes_is_told_at_the_end(emulate, tmp_path: Path) -> None:
 
 
 def test_the_work_of_a_longer_last_step_is_set_against_its_own_time(emulate, tmp_path: Path) -> None:
-    """It has ten times the rows of those before, and was said to reach ten times what they do of the peak."""
-    longer = TRAINING.replace("range(5):", "range(5):\n    if _ == 4: tokens = tokens.repeat(10)")
-    reached = {}
-    for name, code in (("alike", TRAINING), ("longer", longer)):
-        emulate(code=code, options=("--out", name))
-        (path,) = (tmp_path / name).glob("*-times.json")
-        reached[name] = json.loads(path.read_text(encoding="utf-8"))["mfu"]
-    assert reached["longer"] == pytest.approx(reached["alike"], rel=0.1)
+    """A last step with a hundred times the rows was said to do more than the device can."""
+    longer = TRAINING.replace("range(5):", "range(5):\n    if _ == 4: tokens = tokens.repeat(100)")
+    emulate(code=longer, options=("--out", "out"))
+    (path,) = (tmp_path / "out").glob("*-times.json")
+    assert 0.1 < json.loads(path.read_text(encoding="utf-8"))["mfu"] <= 1
 
 
 ATTENDING = """
