@@ -18,6 +18,9 @@ RAISED += (RuntimeError, TypeError, ValueError)
 TOO_LARGE = "Storage size calculation overflowed"
 """What torch says of a tensor that no memory could hold (ATen/EmptyTensor.cpp)."""
 
+UNUSED = "Expected to have finished reduction in the prior iteration"
+"""What DistributedDataParallel says in the second step (torch/csrc/distributed/c10d/reducer.cpp)."""
+
 
 @contextmanager
 def told_of_model(model: Any) -> Iterator[None]:
@@ -41,6 +44,11 @@ def _told(model: Any, error: Exception) -> InputError | None:
     package = str(PurePath(__file__).parents[1])
     places = [_in_library(frame) for frame in frames]
     place = next((place for place in reversed(places) if place), None)
+    if UNUSED in str(error):
+        return InputError(
+            f"parallel: ddp waits for the gradient of every parameter that is trained, and some of "
+            f"{model.config.model_type} have none after a step. Set parallel: fsdp, or train other layers."
+        )
     if place is None or frames[-1].filename.startswith(package):
         return None
     kind = model.config.model_type

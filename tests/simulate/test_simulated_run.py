@@ -103,8 +103,10 @@ def check(profile: StepProfile) -> None:
     memory, step = profile.memory, profile.step
     assert profile.complete
     assert profile.oom is None
-    # somebody has looked at every operator that ran; of a mixture, it is said how its experts are stored
-    warned = [warning for warning in profile.warnings if "the experts (" not in warning]
+    # somebody has looked at every operator that ran; of a mixture, it is said how its experts are stored, and
+    # of a recurrent layer, that its kernels' packages are not here
+    known = "the experts (", "recurrent layers run as PyTorch's own operators"
+    warned = [warning for warning in profile.warnings if not any(words in warning for words in known)]
     towers = ["aten::convolution (whose plan cuDNN chooses)"] if profile.recipe["images"] else []
     assert len(warned) == len(towers)
     assert all(what in line for what, line in zip(towers, warned, strict=True))
@@ -134,9 +136,10 @@ def test_every_recipe_simulates(name: str, tmp_path: Path) -> None:
 def test_every_model_simulates(model: str, tmp_path: Path) -> None:
     # only eager caps Gemma-2's scores, and gpt-oss has no other
     attention = "eager" if model.startswith(("gemma", "gpt-oss")) else "sdpa"
-    recipe = Recipe.model_validate(
-        {"model": model, "adapter": "lora", "seq_len": 512, "attention": attention}
-    )
+    fields = {"model": model, "adapter": "lora", "seq_len": 512, "attention": attention}
+    if model.startswith(("llama-4", "nemotron")):  # peft refuses a router's and a mamba layer's output
+        fields["lora_targets"] = ["q_proj", "o_proj"]
+    recipe = Recipe.model_validate(fields)
     check(simulated(cut(recipe, tmp_path)))
 
 

@@ -39,6 +39,13 @@ def test_a_simulation_has_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
         simulate(tiny(), H100)
 
 
+def test_ddp_waits_for_what_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adapters of layers that a model shares may do so, as Zamba2's."""
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: x)
+    with pytest.raises(InputError, match="some of llama have none after a step. Set parallel: fsdp"):
+        simulate(tiny(parallel="ddp", dp_replicate=2), H100)
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt(), MemoryError()])
 def test_what_means_something_else_stays(error: BaseException) -> None:
     with pytest.raises(type(error)), told_of_model(built(tiny())[0].model):
