@@ -1,7 +1,7 @@
 """How far napkin is from the simulation, over 60 models and several toggles: profiles/napkin_error.json.
 
-    python -m benchmarks.napkin_error              simulate every row (half an hour) and write the file
-    python -m benchmarks.napkin_error --napkin     ask the napkin again, beside the simulations that are there
+    python -m benchmarks.napkin_error              simulate every row (over an hour) and write the file
+    python -m benchmarks.napkin_error --napkin     ask the napkin again; simulate rows that the file lacks
 
 The models are those of recipes/models and, in benchmarks/napkin_models.json, sizes of published ones, as
 transformers' configuration classes take them. Each is trained in full and with LoRA, and with one more set of
@@ -109,7 +109,7 @@ def numbers(profile: StepProfile) -> dict[str, Any]:
 
 
 def main(again: bool) -> None:
-    """Write the file; with `again`, only the napkin's side of it."""
+    """Write the file; with `again`, only the napkin's side of rows that it has."""
     hardware = with_memory(find_hardware(DEVICE), PLENTY_BYTES)
     known = json.loads(FILE.read_bytes()) if FILE.exists() else {}
     before = {(row["model"], row["toggles"]): row for row in known.get("rows", [])}
@@ -118,7 +118,7 @@ def main(again: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, toggles, recipe in cases(models(Path(folder))):
             row: dict[str, Any] = {"model": name, "toggles": toggles}
-            if again:
+            if again and (name, toggles) in before:
                 row |= {side: before[name, toggles][side] for side in ("simulated", "refused")}
             else:
                 row |= _simulated(recipe, hardware)

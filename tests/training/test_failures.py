@@ -42,7 +42,7 @@ def test_a_simulation_has_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ddp_waits_for_what_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapters of layers that a model shares may do so, as Zamba2's."""
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: x)
-    with pytest.raises(InputError, match="some of llama have none after a step. Set parallel: fsdp"):
+    with pytest.raises(InputError, match=r"some of llama have none after a step\. Set parallel: fsdp"):
         simulate(tiny(parallel="ddp", dp_replicate=2), H100)
 
 
