@@ -383,5 +383,5 @@ def test_a_config_of_ones_own_is_asked_about_without_leaving_the_page(
     config = find_model_config("llama-3.2-1b")
     assert config is not None
     asking.page.get_by_label("or a config.json of yours").set_input_files(str(config))
-    asking.page.get_by_text("harness simulate recipe.yaml").first.wait_for()
+    asking.page.get_by_text("harness simulate config.json").first.wait_for()
     assert asking.row("peak, allocated") == before
