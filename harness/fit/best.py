@@ -8,7 +8,6 @@ fastest on a card is then simulated on that card at its own sizes, until somethi
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,7 +16,7 @@ from harness.architecture import load_shape
 from harness.errors import InputError
 from harness.fit.changes import WORTHWHILE, by_arithmetic, changed, overrides
 from harness.fit.offers import UNSURE, Offer, simulated
-from harness.fit.simulations import Simulations, all_at_once
+from harness.fit.simulations import Simulations, all_at_once, simulations_on
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
 
@@ -76,16 +75,14 @@ class _Search:
         self.recipe, self.kinds = recipe, kinds
         self.devices = [device for alike in sorted(kinds, key=len, reverse=True) for device in alike]
         """All devices, those of the largest kind first. The variants are simulated on the first of all."""
-        self.simulations = [partial(Simulations, alike[0], told=told, alike=alike[1:]) for alike in kinds]
-        """What makes the simulations of each kind: new ones find what other processes left in the cache."""
         self.told = told
 
     def offers(self) -> Iterator[Offer]:
         """The best of each device."""
         variants = list(self._variants())
         for end in (0, -1):  # one after the other: both ends of a variant are kept in one file
-            all_at_once((self._on_one(), sizes[end]) for sizes in variants)
-        guesses = self._on_one()
+            all_at_once((simulations_on(self.devices, self.told), sizes[end]) for sizes in variants)
+        guesses = simulations_on(self.devices, self.told)
         known = [sizes for sizes in variants if _can_be_simulated(sizes, guesses)]
         if not known:
             return
@@ -93,23 +90,19 @@ class _Search:
             self.told(f"warning: {warning}")
         tries = {device.name: _tries(self.recipe, device, known, guesses) for device in self.devices}
         guesses.keep()
-        kinds = list(zip(self.kinds, self.simulations, strict=True))
         all_at_once(
-            (simulations(), wanted)
-            for alike, simulations in kinds
+            (simulations_on(alike, self.told), wanted)
+            for alike in self.kinds
             for wanted in dict.fromkeys(
                 one.recipe for device in alike for one in _likely(device, tries[device.name])
             )
         )
-        for alike, simulations in kinds:
-            own = simulations()
+        for alike in self.kinds:
+            own = simulations_on(alike, self.told)  # new ones find what other processes left in the cache
             for device in alike:
                 with suppress(InputError):
                     yield _Best(self.recipe, device, own).among(tries[device.name])
             own.keep()
-
-    def _on_one(self) -> Simulations:
-        return Simulations(self.devices[0], told=self.told, alike=self.devices[1:])
 
     def _variants(self) -> Iterator[list[Recipe]]:
         """The sizes of each variant: from one row to as many as are enough or may fit the largest device."""

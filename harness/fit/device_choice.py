@@ -25,7 +25,7 @@ from harness.fit.offers import (
     too_small,
     unable,
 )
-from harness.fit.simulations import Simulations, all_at_once
+from harness.fit.simulations import Simulations, all_at_once, simulations_on
 from harness.hardware import Hardware, all_hardware
 from harness.napkin import estimate, required_bytes
 from harness.recipe import Recipe
@@ -68,15 +68,15 @@ def compare_hardware(
     answered = {offer.name for offer in offers}
     kinds = changeable = _by_kernels([device for device in able if device.name not in answered])
     if not by_arithmetic:
-        all_at_once((_simulations(alike, told), recipe) for alike in kinds[:AT_FIRST])
-        seen = [_simulations(alike, told) for alike in kinds]
+        all_at_once((simulations_on(alike, told), recipe) for alike in kinds[:AT_FIRST])
+        seen = [simulations_on(alike, told) for alike in kinds]
         small = {offer.name: offer for offer in _without_what_stays(recipe, seen)}
         kinds = changeable = [alike for alike in kinds if alike[0].name not in small]
         rest = [simulations for simulations in seen if simulations.hardware.name not in small]
         small |= {offer.name: offer for offer in _far_too_small(recipe, rest)}
         kinds = [alike for alike in kinds if alike[0].name not in small]
         offers += small.values()
-        all_at_once((_simulations(alike, told), recipe) for alike in kinds[AT_FIRST:])
+        all_at_once((simulations_on(alike, told), recipe) for alike in kinds[AT_FIRST:])
     for alike in kinds:
         offers += _offers(recipe, alike, told, warn, by_arithmetic)
     if not best and not by_arithmetic:
@@ -87,10 +87,6 @@ def compare_hardware(
         return (not offer.fits, float("inf") if cost is None else cost, not runs, -(offer.tokens_per_s or 0))
 
     return sorted(offers, key=order)
-
-
-def _simulations(alike: list[Hardware], told: Callable[[str], None]) -> Simulations:
-    return Simulations(alike[0], told=told, alike=alike[1:])
 
 
 def _without_what_stays(recipe: Recipe, kinds: list[Simulations]) -> Iterator[Offer]:
@@ -141,7 +137,7 @@ def _with_neutral_change(
         return (offer.required_bytes or 0) - saved * (1 + UNSURE) <= device.memory_bytes
 
     hopeful = [alike for alike in kinds if any(may_fit(device) for device in alike)]
-    all_at_once((_simulations(alike, told), other) for alike in hopeful)
+    all_at_once((simulations_on(alike, told), other) for alike in hopeful)
     found = [offer for alike in hopeful for offer in _offers(other, alike, told, warn, by_arithmetic=False)]
     spelled = overrides(recipe, NEUTRAL)
     better: dict[str, Offer] = {}
@@ -173,7 +169,7 @@ def _offers(
     if by_arithmetic:
         with suppress(InputError):
             return [estimated(recipe, device) for device in alike]
-    simulations = _simulations(alike, told)
+    simulations = simulations_on(alike, told)
     try:
         for warning in simulations.timed(recipe).warnings:
             warn(f"warning: {warning}")

@@ -214,6 +214,11 @@ class Simulations:
             save(formula)
 
 
+def simulations_on(devices: Sequence[Hardware], told: Callable[[str], None]) -> Simulations:
+    """Simulations on the first of `devices`, which time the step on all of them."""
+    return Simulations(devices[0], told=told, alike=devices[1:])
+
+
 def all_at_once(wanted: Iterable[tuple[Simulations, Recipe]]) -> None:
     """Simulate recipes whose times are not known yet, in as many processes as there are cores.
 
