@@ -35,9 +35,8 @@ def tower_elements(config: Mapping[str, Any], hidden: int) -> int:
     attention = 4 * width * (width + 1)
     mlp = (2 + gated) * width * inner + (1 + gated) * inner + width
     blocks = depth * (attention + mlp + 2 * norm)
-    deep = len(given.get("deepstack_visual_indexes") or ()) * (2 * width * merged**2)  # norms of their own
-    projectors = _projector(config, width, merged, hidden)
-    projectors += len(given.get("deepstack_visual_indexes") or ()) * projectors + deep
+    deep = len(given.get("deepstack_visual_indexes") or ())  # layers with a projector and its norm each
+    projectors = (1 + deep) * _projector(config, width, merged, hidden) + deep * 2 * width * merged**2
     return values * width + biased + learned * width + blocks + norm + projectors
 
 
