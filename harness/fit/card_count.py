@@ -5,8 +5,6 @@ divided keeps that. Every rank has the recipe's micro batch, so that N cards do 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from harness.errors import InputError
 from harness.fit.device_choice import compare_hardware, number
@@ -15,45 +13,6 @@ from harness.recipe import Recipe, check_recipe, on_ranks
 
 MOST_CARDS = 65_536
 """A larger number of cards is refused."""
-
-
-@dataclass(frozen=True)
-class Cards:
-    """A number of cards of one kind that train together."""
-
-    gpus: int
-    """How many cards there are."""
-    offer: Offer
-    """What one of the cards does with its rank's part of the recipe."""
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """The tokens that all cards together train on in a second; None where they cannot run the recipe."""
-        one_card = self.offer.tokens_per_s
-        return one_card * self.gpus if one_card is not None and self.offer.fits else None
-
-    @property
-    def price_per_hour(self) -> float | None:
-        """The price of an hour of all cards together; None where no price was given."""
-        return None if self.offer.price_per_hour is None else self.offer.price_per_hour * self.gpus
-
-    @property
-    def cost_per_million_tokens(self) -> float | None:
-        """The same as that of one card, since price and tokens both grow with the number of cards. What the
-        ranks wait for each other is in the card's own speed."""
-        return self.offer.cost_per_million_tokens
-
-    def hours(self, tokens: int) -> float | None:
-        """The hours of training on so many tokens with all cards together; None where they cannot."""
-        one_card = self.offer.hours(tokens)
-        return None if one_card is None else one_card / self.gpus
-
-    def document(self, tokens: int = 0) -> dict[str, Any]:
-        """Fields for JSON: those of one card, and those of all together. With `tokens` there are also the
-        hours and the cost of training on so many."""
-        together = {"all_tokens_per_s": self.tokens_per_s, "all_price_per_hour": self.price_per_hour}
-        of_all = {"hours": self.hours(tokens)} if tokens else {}
-        return {"gpus": self.gpus} | self.offer.document(tokens) | together | of_all
 
 
 def read_counts(text: str) -> list[int]:
@@ -82,26 +41,26 @@ def compare_counts(
     counts: Sequence[int],
     prices: dict[str, float],
     told: Callable[[str], None] = lambda line: None,
-) -> list[Cards]:
+) -> list[Offer]:
     """Every number in `counts` of cards of every device, by arithmetic, since simulating each takes minutes.
 
     `prices` are per hour and card, by device name. `told` is called with lines about the progress. Raises
     InputError as `compare_hardware` and `among` do.
     """
     return [
-        Cards(gpus, offer)
+        offer
         for gpus in counts
         for offer in compare_hardware(among(recipe, gpus), prices, told, by_arithmetic=True)
     ]
 
 
-def render_counts(name: str, found: Sequence[Cards], tokens: int = 0) -> str:
+def render_counts(name: str, found: Sequence[Offer], tokens: int = 0) -> str:
     """A table with the smallest number of cards that fits for each device, and then the smallest and the
     cheapest of all. With `tokens` it has the hours and the cost of training on so many."""
     return "\n".join(_lines(name, found, tokens)) + "\n"
 
 
-def _lines(name: str, found: Sequence[Cards], tokens: int) -> Iterator[str]:
+def _lines(name: str, found: Sequence[Offer], tokens: int) -> Iterator[str]:
     """The lines of `render_counts`."""
     counts = sorted({cards.gpus for cards in found})
     yield f"{name} on {', '.join(map(str, counts))} cards: the fewest of each device that fit, by arithmetic"
@@ -112,20 +71,19 @@ def _lines(name: str, found: Sequence[Cards], tokens: int) -> Iterator[str]:
     columns = f"{'each GiB':>9} {'needs GiB':>10} {'tokens/s':>10} {money[0]:>9} {money[1]:>13}"
     yield f"  {'cards':<22} {columns}"
     fewest = [cards for cards in map(_fewest, _by_device(found)) if cards]
-    for cards in sorted(fewest, key=lambda cards: (cards.gpus, cards.offer.memory_bytes)):
-        offer = cards.offer
-        spent = (cards.price_per_hour, 2, 9), (cards.cost_per_million_tokens, 3, 13)
+    for cards in sorted(fewest, key=lambda cards: (cards.gpus, cards.memory_bytes)):
+        spent = (cards.all_price_per_hour, 2, 9), (cards.cost_per_million_tokens, 3, 13)
         if tokens:
-            spent = (cards.hours(tokens), 1, 9), (offer.cost(tokens), 2, 13)
+            spent = (cards.hours(tokens), 1, 9), (cards.cost(tokens), 2, 13)
         cells = [
-            f"{offer.memory_bytes / GIB:9.1f}",
-            f"{(offer.required_bytes or 0) / GIB:10.1f}",
+            f"{cards.memory_bytes / GIB:9.1f}",
+            f"{(cards.required_bytes or 0) / GIB:10.1f}",
             f"{number(cards.tokens_per_s, 1, 0):>10}",
             *(f"{number(amount, 1, digits):>{width}}" for amount, digits, width in spent),
         ]
-        yield f"  {f'{cards.gpus} × {offer.name}':<22} {' '.join(cells)}"
+        yield f"  {f'{cards.gpus} × {cards.name}':<22} {' '.join(cells)}"
     none: dict[str, list[str]] = {}
-    for offer in (cards[0].offer for cards in _by_device(found) if not _fewest(cards)):
+    for offer in (cards[0] for cards in _by_device(found) if not _fewest(cards)):
         unable = offer.required_bytes is None
         verdict = f"cannot run it, {offer.reason}" if unable else "none of these numbers fits"
         none.setdefault(verdict, []).append(offer.name)
@@ -134,27 +92,27 @@ def _lines(name: str, found: Sequence[Cards], tokens: int) -> Iterator[str]:
     if not fewest:
         yield f"  not even {counts[-1]} cards of any device: try more, or what `harness fit` proposes"
         return
-    smallest = min(fewest, key=lambda cards: (cards.gpus, cards.offer.memory_bytes))
-    yield f"  the smallest: {smallest.gpus} × {smallest.offer.name}"
+    smallest = min(fewest, key=lambda cards: (cards.gpus, cards.memory_bytes))
+    yield f"  the smallest: {smallest.gpus} × {smallest.name}"
     priced = [cards for cards in found if cards.cost_per_million_tokens is not None]
-    if len({cards.offer.name for cards in priced}) > 1:
+    if len({cards.name for cards in priced}) > 1:
         cheapest = min(priced, key=lambda cards: cards.cost_per_million_tokens or 0)
         cost = f"{cheapest.cost_per_million_tokens:.3f} per million tokens"
-        yield f"  the cheapest of those with a price: {cheapest.gpus} × {cheapest.offer.name}, {cost}"
-        hourly = min(priced, key=lambda cards: cards.price_per_hour or 0)
-        yield f"  the cheapest by the hour: {hourly.gpus} × {hourly.offer.name}, {hourly.price_per_hour:.2f}"
+        yield f"  the cheapest of those with a price: {cheapest.gpus} × {cheapest.name}, {cost}"
+        hourly = min(priced, key=lambda cards: cards.all_price_per_hour or 0)
+        yield f"  the cheapest by the hour: {hourly.gpus} × {hourly.name}, {hourly.all_price_per_hour:.2f}"
     else:
         yield "  give prices of several (--price h200=3.5, or --prices FILE) to see which is the cheapest"
 
 
-def _by_device(found: Sequence[Cards]) -> list[list[Cards]]:
+def _by_device(found: Sequence[Offer]) -> list[list[Offer]]:
     """The cards in one list for each device."""
-    devices: dict[str, list[Cards]] = {}
+    devices: dict[str, list[Offer]] = {}
     for cards in found:
-        devices.setdefault(cards.offer.name, []).append(cards)
+        devices.setdefault(cards.name, []).append(cards)
     return list(devices.values())
 
 
-def _fewest(cards: Sequence[Cards]) -> Cards | None:
+def _fewest(cards: Sequence[Offer]) -> Offer | None:
     """The smallest number among `cards`, which are of one device, that fits; None if none does."""
-    return min((each for each in cards if each.offer.fits), key=lambda each: each.gpus, default=None)
+    return min((each for each in cards if each.fits), key=lambda each: each.gpus, default=None)

@@ -82,6 +82,8 @@ def compare_hardware(
     if not best and not by_arithmetic:
         offers = _with_neutral_change(recipe, offers, changeable, told, warn)
 
+    offers = [replace(offer, gpus=recipe.world_size) for offer in offers]
+
     def order(offer: Offer) -> tuple[bool, float, bool, float]:
         cost, runs = offer.cost_per_million_tokens, offer.required_bytes is not None
         return (not offer.fits, float("inf") if cost is None else cost, not runs, -(offer.tokens_per_s or 0))
@@ -208,7 +210,11 @@ def render_choice(name: str, offers: list[Offer], unit: str = "row", tokens: int
 
 
 def _lines(name: str, offers: list[Offer], units: str, tokens: int) -> Iterator[str]:
-    yield f"{name} on every device of the table" + (f": {tokens:,} tokens" if tokens else "")
+    gpus = offers[0].gpus
+    kinds = "every device" if gpus == 1 else f"{gpus} of every device"
+    yield f"{name} on {kinds} of the table" + (f": {tokens:,} tokens" if tokens else "")
+    if gpus > 1:
+        yield f"GiB are of one GPU, speed and money of all {gpus} together"
     yield ""
     running = [offer for offer in offers if offer.fits]
     best = any(offer.micro_batch_size for offer in offers)
@@ -233,7 +239,7 @@ def _lines(name: str, offers: list[Offer], units: str, tokens: int) -> Iterator[
             ]
         else:
             cells += [
-                f"{number(offer.price_per_hour, 1, 2):>7}",
+                f"{number(offer.all_price_per_hour, 1, 2):>7}",
                 f"{number(offer.cost_per_million_tokens, 1, 3):>6}",
             ]
         name = offer.name + ("" if best else mark) + ("?" if offer.tight else "")

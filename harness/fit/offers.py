@@ -35,9 +35,11 @@ class Offer:
     reason: str
     """Why it cannot run the recipe; empty when it can."""
     tokens_per_s: float | None = None
+    """Of all cards together."""
     bound: str | None = None
     """What limits the speed: compute, memory or host."""
     price_per_hour: float | None = None
+    """The price of one card."""
     tokens_per_s_range: tuple[float, float] | None = None
     """The range that the speed is in with a probability of 80 %, by how far estimates of such kernels were
     off from measurements; None by arithmetic."""
@@ -55,16 +57,23 @@ class Offer:
     """The seconds of a step; None by arithmetic."""
     step_parts_s: dict[str, float] = field(default_factory=dict[str, float])
     """The parts of a step's seconds (StepProfile.parts_of_time_s); empty by arithmetic."""
+    gpus: int = 1
+    """How many such cards the recipe is divided among. Each needs `required_bytes`."""
+
+    @property
+    def all_price_per_hour(self) -> float | None:
+        """The price of an hour of all cards together; None where no price was given."""
+        return None if self.price_per_hour is None else self.price_per_hour * self.gpus
 
     @property
     def cost_per_million_tokens(self) -> float | None:
         """The price of training on a million tokens; None without a price or a speed."""
-        if self.price_per_hour is None or not self.tokens_per_s or not self.fits:
+        if self.all_price_per_hour is None or not self.tokens_per_s or not self.fits:
             return None
-        return self.price_per_hour / (self.tokens_per_s * 3600) * 1e6
+        return self.all_price_per_hour / (self.tokens_per_s * 3600) * 1e6
 
     def hours(self, tokens: int) -> float | None:
-        """The hours of training on so many tokens, padding included; None where the device cannot."""
+        """The hours of training on so many tokens, padding included; None where the cards cannot."""
         return tokens / self.tokens_per_s / 3600 if self.tokens_per_s and self.fits else None
 
     def cost(self, tokens: int) -> float | None:
@@ -81,7 +90,12 @@ class Offer:
     def document(self, tokens: int = 0) -> dict[str, Any]:
         """The offer as fields for JSON; with `tokens` also the hours and the cost of training on so many."""
         of_all = {"hours": self.hours(tokens), "cost": self.cost(tokens)} if tokens else {}
-        return asdict(self) | {"cost_per_million_tokens": self.cost_per_million_tokens} | of_all
+        together = {
+            "cost_per_million_tokens": self.cost_per_million_tokens,
+            "all_tokens_per_s": self.tokens_per_s if self.fits else None,
+            "all_price_per_hour": self.all_price_per_hour,
+        }
+        return asdict(self) | together | of_all
 
 
 def read_tokens(text: str, origin: str) -> int:

@@ -151,7 +151,8 @@ class Timing:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.recipe.tokens_per_step / self.seconds
+        """Of all ranks together."""
+        return self.recipe.global_tokens_per_step / self.seconds
 
     def utilization(self, flops: int) -> float:
         return utilization(flops, self.seconds, self.hardware.peak_flops(self.recipe.compute_dtype)) or 0.0

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from harness.architecture.model_shape import load_shape
 from harness.cli.app import app
 from harness.errors import InputError
-from harness.fit import compare_hardware, fit
+from harness.fit import compare_hardware, fit, render_choice
 from harness.fit.changes import WORTHWHILE, Change, Price, by_arithmetic, combined, suggestions
 from harness.hardware.hardware import find_hardware, hardware_names, parse_bytes, with_memory
-from harness.napkin import estimate, required_bytes
+from harness.napkin import estimate, predict, required_bytes
 from harness.recipe import Recipe, load_recipe
 from tests.support.places import LLAMA
 
@@ -252,6 +252,21 @@ def test_every_device_is_offered_the_cheapest_first_and_what_cannot_run_last():
     assert h200.cost_per_million_tokens == pytest.approx(3.5 / (h200.tokens_per_s * 3600 / 1e6))
     t4 = next(offer for offer in offers if offer.name == "t4")
     assert (t4.fits, t4.reason) == (False, "no bf16 units")
+
+
+def test_of_a_divided_recipe_all_cards_are_paid_for_and_all_tokens_counted():
+    """By hand: eight ranks, each with its own 1 x 2,048 tokens a step; eight cards at 3.5 an hour."""
+    recipe = load_recipe("llama-3.1-8b-full-bf16", ["parallel=fsdp", "dp_shard=8"])[1]
+    offers = {o.name: o for o in compare_hardware(recipe, {"h200": 3.5}, by_arithmetic=True)}
+    h200, profile = offers["h200"], predict(recipe, find_hardware("h200"))
+    tokens_per_s = 8 * 2048 / profile.step.time_s.median
+    assert profile.step.tokens_per_s == pytest.approx(tokens_per_s)
+    assert h200.tokens_per_s == pytest.approx(tokens_per_s)
+    assert h200.cost_per_million_tokens == pytest.approx(8 * 3.5 / (tokens_per_s * 3600 / 1e6))
+    text = render_choice("full", list(offers.values()))
+    assert text.startswith("full on 8 of every device")
+    (row,) = [line for line in text.splitlines() if line.startswith("  h200 ")]
+    assert row.split()[-2] == "28.00"
 
 
 # The commands -----------------------------------------------------------------------------------
