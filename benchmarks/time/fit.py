@@ -5,8 +5,9 @@ harness/kernel_time/parameters.json.
 
 COMPUTE.csv and NETWORK.csv have the forms of benchmarks/time/kernel_rows.py: measurements of microsoft/vidur
 (MIT). FOLDER is scripts/asplos/data/dataset of trsharm25/NeuSight (MIT): PyTorch's own kernels in fp32, of
-which the layer norm, the softmax, elementwise kernels and the products in fp32 are taken. Attention is fitted
-to benchmarks/time/attention.csv. A fifth is kept aside: of products whole shapes, with all their rows; of
+which the layer norm, the softmax, elementwise kernels and the products in fp32 are taken. Architectures that
+neither of them has come from benchmarks/time/aiconfigurator.csv (see the module of that name), and attention
+from benchmarks/time/attention.csv. A fifth is kept aside: of products whole shapes, with all their rows; of
 the others sizes. What is written beside the parameters: source, count, and how far off the kept are.
 
 Parts are products, memory, fp32, attention, links, devices and copies (the last two in
@@ -20,6 +21,7 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,15 @@ from benchmarks.time.fit_products import fit_products
 from benchmarks.time.kernel_rows import AT_THE_LIMIT, KINDS, MACHINES, KernelRow, aside, device_of, read_rows
 from benchmarks.time.residuals import residuals
 from harness.hardware.roofline import sent_share
-from harness.kernel_time.estimates import wire_s
-from harness.kernel_time.memory_kernels import memory_s
+from harness.kernel_time.estimates import memory_figures, wire_s
+from harness.kernel_time.memory_kernels import Memory, held_bytes, memory_bound_s, memory_s
 from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import FILE
 from harness.system.files import write_whole
 
 PARTS = ("products", "memory", "fp32", "attention", "links", "devices", "copies")
 ATTENTION = Path(__file__).with_name("attention.csv")
+OTHER_DEVICES = Path(__file__).with_name("aiconfigurator.csv")
 MANY_BYTES = 1e6
 SUSTAINED_CLOCK = {
     "8.0": (1200 / 1410, "A100 under load: github.com/liangan1/GPU_travel, performance/flash-attn"),
@@ -48,13 +51,14 @@ kernel that is measured alone does not show it; in a training step the device is
 USUAL_LAUNCH_US = 2.0
 """Of kernels that were measured with the time between launches: as vidur's smallest."""
 VIDUR, NEUSIGHT = "microsoft/vidur (MIT)", "trsharm25/NeuSight (MIT)"
+AICONFIGURATOR = "ai-dynamo/aiconfigurator (Apache-2.0)"
 NEUSIGHT_DEVICES = {
-    "NVIDIA A100 80GB PCIe": ("8.0", 1.935e12, 40 * 2**20),
-    "Tesla V100-PCIE-32GB": ("7.0", 900e9, 6 * 2**20),
-    "NVIDIA L4": ("8.9", 300e9, 48 * 2**20),
-    "Tesla T4": ("7.5", 320e9, 4 * 2**20),
+    "NVIDIA A100 80GB PCIe": ("8.0", Memory(1.935e12, 40 * 2**20, 19.5e12)),
+    "Tesla V100-PCIE-32GB": ("7.0", Memory(900e9, 6 * 2**20, 14.0e12)),
+    "NVIDIA L4": ("8.9", Memory(300e9, 48 * 2**20, 30.3e12)),
+    "Tesla T4": ("7.5", Memory(320e9, 4 * 2**20, 8.1e12)),
 }
-"""Compute capability, bytes/s and L2 of the devices that are taken from there (NVIDIA's datasheets)."""
+"""Compute capability and figures of the devices that are taken from there (NVIDIA's datasheets)."""
 MEASURED_KERNELS = ("l4", "t4", "v100-32gb")
 """Of them, those that only NeuSight measured, by their names here."""
 NEUSIGHT_FP32 = {
@@ -85,19 +89,20 @@ def least_squares(columns: Sequence[Any], target: Any) -> Any:
     return factors
 
 
-def fit_memory_kernel(rate: float, l2_bytes: float, moved: Any, seconds: Any) -> dict[str, float]:
-    """The parameters of one kind of kernel on one device: the share of the cache is tried, the rest
-    follows."""
+def fit_memory_kernel(device: Memory, moved: Any, seconds: Any) -> dict[str, float]:
+    """The parameters of one kind of kernel on one device: the share of the cache and how much is evicted are
+    tried, the rest follows."""
     best: tuple[float, dict[str, float]] = (np.inf, {})
-    for share in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.25):
-        held = np.minimum(moved, share * l2_bytes)
+    shares = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25)
+    for share, evicted in product(shares, (0.0, 0.5, 1.0, 2.0)):
+        cache = {"l2_share": share, "l2_evicted": evicted}
+        held = held_bytes(np, device, cache, moved)
         launch, in_cache, beyond = least_squares([np.ones_like(moved), held, moved - held], seconds)
         beyond = beyond or in_cache
-        fitted = {
+        fitted = cache | {
             "launch_us": round(launch * 1e6, 4),
-            "l2_share": share,
-            "l2_rate": round(1 / (in_cache or beyond) / rate, 4),
-            "rate": round(1 / beyond / rate, 4),
+            "l2_bytes_per_flop": round(1 / (in_cache or beyond) / device.fp32_flops_per_s, 5),
+            "rate": round(1 / beyond / device.bytes_per_s, 4),
         }
         made = launch + held * (in_cache or beyond) + (moved - held) * beyond
         off = float(np.mean(np.sqrt((made / seconds - 1) ** 2 + 0.02**2)))
@@ -106,67 +111,89 @@ def fit_memory_kernel(rate: float, l2_bytes: float, moved: Any, seconds: Any) ->
 
 
 def fit_memory(rows: Sequence[KernelRow], neusight: Path | None) -> dict[str, Any]:
-    """Kernels that wait for memory, by compute capability and kind."""
+    """Kernels that wait for memory, by compute capability and kind. Of two sources the first counts:
+    NeuSight's kernels were measured with the time between launches, and with a cache that held none of their
+    bytes."""
     found: dict[str, Any] = defaultdict(dict)
-    groups: dict[tuple[str, str, float, float, str], list[tuple[float, float, bool]]] = defaultdict(list)
+    for source, groups in (
+        (VIDUR, _by_size(rows)),
+        (AICONFIGURATOR, _by_size(read_rows(OTHER_DEVICES))),
+        (NEUSIGHT, _neusight_kernels(neusight)),
+    ):
+        for (capability, kind, device), measured in sorted(groups.items()):
+            if kind in found[capability]:
+                continue
+            sizes, seconds, kept = (np.array(column) for column in zip(*measured, strict=True))
+            large = kept & (sizes >= MANY_BYTES)
+            if source != NEUSIGHT:
+                fitted = fit_memory_kernel(device, sizes[~kept], seconds[~kept])
+            else:  # the launch is in the time: of large kernels only
+                reached = sizes / seconds / device.bytes_per_s
+                large = (sizes > 4 * device.l2_bytes) & (sizes < 2e9)
+                rate = min(1.0, float(np.median(reached[large & ~kept])))
+                fitted = _beyond_the_cache(rate, found[capability].get("elementwise"))
+                large &= kept
+            estimated = [
+                max(made(SCALARS, device, fitted, size) for made in (memory_s, memory_bound_s))
+                for size in sizes[large]
+            ]
+            found[capability][kind] = {
+                "fitted": fitted,
+                "source": source,
+                "count": int((~kept).sum()),
+                "aside": residuals(seconds[large], estimated),
+            }
+    return dict(found)
+
+
+def _beyond_the_cache(rate: float, elementwise: dict[str, Any] | None) -> dict[str, float]:
+    """The parameters of a kind of which only kernels too large for the cache were measured. In the cache it
+    is as much slower than elementwise kernels as beyond it; where these were not measured there either,
+    nothing is found in the cache."""
+    fitted = {"launch_us": USUAL_LAUNCH_US, "rate": round(rate, 4)}
+    fitted |= {"l2_share": 0.0, "l2_evicted": 0.0, "l2_bytes_per_flop": 1.0}
+    if elementwise is not None:
+        known = elementwise["fitted"]
+        in_cache = known["l2_bytes_per_flop"] * min(1.0, rate / known["rate"])
+        fitted |= {name: known[name] for name in ("l2_share", "l2_evicted")}
+        fitted["l2_bytes_per_flop"] = round(in_cache, 5)
+    return fitted
+
+
+Sizes = dict[tuple[str, str, Memory], list[tuple[float, float, bool]]]
+"""By compute capability, kind and device: bytes, seconds, and whether the kernel is kept aside."""
+
+
+def _by_size(rows: Sequence[KernelRow]) -> Sizes:
+    groups: Sizes = defaultdict(list)
     for row in rows:
         hardware = device_of(row.device)
         if row.is_product or row.is_collective or hardware is None:
             continue
         kind = KINDS.get(row.kernel, "elementwise")
-        key = hardware.datasheet.compute_capability, kind, hardware.memory_bandwidth
-        size = row.size_bytes
-        groups[*key, float(hardware.l2_bytes), VIDUR].append((size, row.seconds, aside(row)))
-    for key, each in _neusight_kernels(neusight):
-        groups[key].append(each)
-    in_order = sorted(groups.items(), key=lambda each: (each[0][4] != VIDUR, each[0]))
-    for (capability, kind, rate, l2_bytes, source), measured in in_order:
-        if kind in found[capability]:
-            continue  # two sources: the first, which was measured without the time between launches
-        sizes, seconds, kept = (np.array(column) for column in zip(*measured, strict=True))
-        if source == VIDUR:
-            fitted = fit_memory_kernel(rate, l2_bytes, sizes[~kept], seconds[~kept])
-            large = kept & (sizes >= MANY_BYTES)
-        else:  # the launch is in the time: of large kernels only
-            reached = sizes / seconds / rate
-            large = (sizes > 4 * l2_bytes) & (sizes < 2e9)
-            middle = round(min(1.0, float(np.median(reached[large & ~kept]))), 4)
-            fitted = {"launch_us": USUAL_LAUNCH_US, "l2_share": 0.0, "l2_rate": middle, "rate": middle}
-            large &= kept
-        estimated = [
-            max(memory_s(SCALARS, rate, l2_bytes, fitted, size), size / rate) for size in sizes[large]
-        ]
-        found[capability][kind] = {
-            "fitted": fitted,
-            "source": source,
-            "count": int((~kept).sum()),
-            "aside": residuals(seconds[large], estimated),
-        }
-    return dict(found)
+        key = hardware.datasheet.compute_capability, kind, memory_figures(hardware)
+        groups[key].append((row.size_bytes, row.seconds, aside(row)))
+    return groups
 
 
-def _neusight_kernels(folder: Path | None) -> Iterable[tuple[Any, tuple[float, float, bool]]]:
+def _neusight_kernels(folder: Path | None) -> Sizes:
     """PyTorch's elementwise kernels, layer norm and softmax, in fp32, by the bytes that they move."""
-    if folder is None:
-        return
+    groups: Sizes = defaultdict(list)
     passes = {"add": 3, "mul": 3, "div": 3, "addu": 2, "mulu": 2, "gelu": 2, "tanh": 2, "ln": 2, "softmax": 2}
     kinds = {"ln": "norm", "softmax": "softmax"}
-    for part in ("train", "test"):
-        for name in ("elem", "ln", "softmax"):
-            with (folder / part / f"{name}.csv").open(newline="", encoding="utf-8") as lines:
-                for row in csv.DictReader(lines):
-                    operator, device = row["OPName"], row["Device"]
-                    if operator not in passes or device not in NEUSIGHT_DEVICES:
-                        continue
-                    moved = 4.0 * passes[operator] * float(row["B"]) * float(row["H"])
-                    key = *NEUSIGHT_DEVICES[device], NEUSIGHT
-                    kept = int(moved) // 2048 * 7919 % 5 == 0
-                    capability, rate, l2_bytes, source = key
-                    kind = kinds.get(operator, "elementwise")
-                    yield (
-                        (capability, kind, rate, float(l2_bytes), source),
-                        (moved, float(row["Latency"]) / 1e3, kept),
-                    )
+    files = product(("train", "test"), ("elem", "ln", "softmax")) if folder is not None else ()
+    for part, name in files:
+        with (folder / part / f"{name}.csv").open(newline="", encoding="utf-8") as lines:  # type: ignore[operator]
+            for row in csv.DictReader(lines):
+                operator, device = row["OPName"], row["Device"]
+                if operator not in passes or device not in NEUSIGHT_DEVICES:
+                    continue
+                moved = 4.0 * passes[operator] * float(row["B"]) * float(row["H"])
+                capability, figures = NEUSIGHT_DEVICES[device]
+                kept = int(moved) // 2048 * 7919 % 5 == 0
+                key = capability, kinds.get(operator, "elementwise"), figures
+                groups[key].append((moved, float(row["Latency"]) / 1e3, kept))
+    return groups
 
 
 def fit_fp32(neusight: Path) -> dict[str, Any]:
@@ -331,6 +358,11 @@ def spreads(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _capability(row: KernelRow) -> str:
+    hardware = device_of(row.device)
+    return hardware.datasheet.compute_capability if hardware is not None else ""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -343,12 +375,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--devices", nargs="+", help="of products: fit these, and leave the others")
     parser.add_argument("--anew", action="store_true")
     given = parser.parse_args(arguments)
-    rows, document = read_rows(given.compute), {}
+    rows, others, document = read_rows(given.compute), read_rows(OTHER_DEVICES), {}
+    known = {_capability(row) for row in rows}
+    new = [row for row in others if _capability(row) not in known]
+    names = {row.device for row in (*rows, *new) if not row.is_collective}
+    measured = sorted(found.name for found in map(device_of, names) if found)
     if FILE.exists():
         document = json.loads(FILE.read_text(encoding="utf-8"))
     parts: dict[str, Callable[[], Any]] = {
         "products": lambda: fit_products(
-            rows,
+            {VIDUR: rows, AICONFIGURATOR: new},
             {} if given.anew else document.get("products", {}),
             steps=given.steps,
             num_rows=given.rows,
@@ -358,20 +394,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "fp32": lambda: fit_fp32(given.neusight),
         "attention": fit_attention,
         "links": lambda: fit_links(read_rows(given.network)),
-        "devices": fit_devices,
+        "devices": lambda: fit_devices(measured),
         "copies": lambda: fit_copies(document["memory"], MEASURED_KERNELS),
     }
     for part in given.only:
         if part == "fp32" and given.neusight is None:
             continue
         document["fp32_products" if part == "fp32" else part] = parts[part]()
-    document["sources"] = [VIDUR, NEUSIGHT]
+    document["sources"] = [VIDUR, AICONFIGURATOR, NEUSIGHT]
     document["sustained_clock"] = {
         name: {"fraction": round(fraction, 4), "source": source}
         for name, (fraction, source) in SUSTAINED_CLOCK.items()
     }
-    names = {row.device for row in rows if not row.is_collective}
-    document["measured_devices"] = sorted(found.name for found in map(device_of, names) if found)
+    document["measured_devices"] = measured
     document["spread"] = spreads(document)
     write_whole(FILE, json.dumps(document, indent=1, sort_keys=True) + "\n")
 

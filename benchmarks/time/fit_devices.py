@@ -33,11 +33,11 @@ SIZES = (1024, 2048, 4096, 8192, 10240)
 
 
 def most_flops_per_s(device: str, dtype: str, rate: float) -> float:
-    """Of products of SIZES, with `rate` times the datasheet's peak."""
+    """Of products of SIZES, with `rate` times the datasheet's peak, at which the card is at its limit."""
     hardware = find_hardware(device)
     chip = chip_of(hardware, dtype)
     chip = chip._replace(flops_per_s=chip.flops_per_s * rate)
-    fitted = products_of(hardware)
+    fitted = {**products_of(hardware), "power_slowdown": 0.0}
     return max(2 * n**3 / product_s(SCALARS, chip, fitted, n, n, n, 1) for n in SIZES)
 
 
@@ -57,13 +57,15 @@ def reported_spread() -> list[float]:
     return quantiles(statistics.median(found) / one for found in each for one in found)
 
 
-def fit_devices() -> dict[str, Any]:
+def fit_devices(measured_devices: Collection[str]) -> dict[str, Any]:
     """By device: `rate`, the factor, and `flops_per_s`, the middle of `count` reports. A GeForce card without
     a report has the middle of its architecture's others and a count of 0: their power limits let all of them
-    run at their boost clock.
+    run at their boost clock. Those of `measured_devices` need no factor: more of their products are known.
     """
     found: dict[str, Any] = {}
     for (device, dtype), measured in sorted(reports().items()):
+        if device in measured_devices:
+            continue
         middle, low, high = statistics.median(measured), 0.1, 2.0
         while high - low > 1e-5:
             rate = (low + high) / 2

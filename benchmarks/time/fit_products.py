@@ -6,6 +6,7 @@ parameters of one architecture, each kept positive, and shares below one.
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,10 +68,9 @@ def chip(hardware: Hardware) -> Chip:
 
 def _fitted(x: torch.Tensor) -> dict[str, Any]:
     rates = torch.sigmoid(x[: len(TILES)])
-    others = torch.exp(x[len(TILES) :])
-    return {"tiles": dict(zip(map(tile_name, TILES), rates, strict=True))} | dict(
-        zip(GLOBALS, others, strict=True)
-    )
+    others = dict(zip(GLOBALS, torch.exp(x[len(TILES) :]), strict=True))
+    others["memory_fraction"] = torch.clamp(others["memory_fraction"], max=1.0)  # of the datasheet's rate
+    return {"tiles": dict(zip(map(tile_name, TILES), rates, strict=True))} | others
 
 
 def _vector(fitted: Mapping[str, Any] | None) -> torch.Tensor:
@@ -90,19 +90,24 @@ def estimate(device: Chip, rows: Sequence[KernelRow], fitted: Mapping[str, Any])
 
 
 def fit_products(
-    rows: Sequence[KernelRow],
+    by_source: Mapping[str, Sequence[KernelRow]],
     before: Mapping[str, Any],
     *,
     steps: int,
     num_rows: int,
     devices: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """By compute capability: parameters, count, residuals of the shapes kept aside."""
-    names = sorted({row.device for row in rows if row.is_product})
-    by_device = {name: [row for row in rows if row.is_product and row.device == name] for name in names}
+    """By compute capability: parameters, source, count, residuals of the shapes kept aside."""
+    by_device: dict[str, list[KernelRow]] = defaultdict(list)
+    sources: dict[str, str] = {}
+    for source, rows in by_source.items():
+        for row in rows:
+            if row.is_product:
+                by_device[row.device].append(row)
+                sources[row.device] = source
     found: dict[str, Any] = dict(before)
     chips: dict[str, tuple[str, Chip]] = {}
-    for name, all_rows in by_device.items():
+    for name, all_rows in sorted(by_device.items()):
         hardware = device_of(name)
         if hardware is None:
             continue
@@ -116,6 +121,7 @@ def fit_products(
         found[capability] = {"fitted": fitted, "device": name, "count": len(fit)}
     for name, (capability, device) in chips.items():
         scored = [row for row in by_device[name] if aside(row) and row.m >= SCORED_ROWS]
+        found[capability]["source"] = sources[name]
         found[capability]["aside"] = _residuals(device, scored, found[capability]["fitted"])
         others = [each["fitted"] for other, each in found.items() if other != capability]
         ratios = [

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from harness.hardware import Hardware, sent_share
 from harness.kernel_time.fused_attention import Direction, attention_flops, attention_s
-from harness.kernel_time.memory_kernels import memory_s
+from harness.kernel_time.memory_kernels import Memory, memory_bound_s, memory_s
 from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import (
     Spread,
@@ -85,6 +85,11 @@ def chip_of(hardware: Hardware, dtype: str) -> Chip:
     )
 
 
+def memory_figures(hardware: Hardware) -> Memory:
+    """The figures of the device that decide how long a kernel takes that memory limits."""
+    return Memory(hardware.memory_bandwidth, float(hardware.l2_bytes), hardware.peak_flops("fp32"))
+
+
 def product(
     hardware: Hardware,
     dtype: str,
@@ -147,11 +152,9 @@ def memory(hardware: Hardware, kind: str, bytes_moved: float, launches: int = 1)
     if calibration.memory_fraction is not None:
         return bytes_moved / _flat_bandwidth(hardware)
     fitted = memory_of(hardware, kind)
-    seconds = memory_s(
-        SCALARS, hardware.memory_bandwidth, float(hardware.l2_bytes), fitted, bytes_moved, launches
-    )
-    seconds *= calibration.memory_scale
-    return max(seconds, bytes_moved / hardware.memory_bandwidth)
+    device = memory_figures(hardware)
+    seconds = memory_s(SCALARS, device, fitted, bytes_moved, launches) * calibration.memory_scale
+    return max(seconds, memory_bound_s(SCALARS, device, fitted, bytes_moved, launches))
 
 
 def collective(

@@ -3,12 +3,13 @@
     launch + bytes that the L2 cache holds / its rate + the other bytes / the rate of the device's memory
 
 Small kernels take the time of a launch, medium ones find in the cache what the kernel before has written, and
-large ones reach a share of the datasheet's bandwidth that depends on the kind. A kind that was not measured
-on an architecture takes the share of the kind that is most like it.
+large ones reach a share of the datasheet's bandwidth that depends on the kind. The cache runs at the clock of
+the multiprocessors, so that its rate goes with their FLOP/s and not with the memory's bandwidth. A kind that
+was not measured on an architecture takes the share of the kind that is most like it.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.kernel_time.numbers import Numbers
 
@@ -24,16 +25,40 @@ LIKE: dict[str, str] = {
 gated_vllm and norm_vllm, which were measured by themselves and run in no recipe."""
 
 
+class Memory(NamedTuple):
+    """The figures of a device that decide how long a kernel takes that memory limits."""
+
+    bytes_per_s: float
+    """The datasheet's bandwidth of the device's memory."""
+    l2_bytes: float
+    fp32_flops_per_s: float
+    """The peak of the multiprocessors in fp32, which their number and clock are in."""
+
+
+def held_bytes(numbers: Numbers, memory: Memory, fitted: Mapping[str, float], bytes_moved: Any) -> Any:
+    """How many of the bytes that one kernel moves are found in the cache: all that fit in its `l2_share`, and
+    less by `l2_evicted` for each byte beyond, which evicts another before the next kernel reads it."""
+    room = fitted["l2_share"] * memory.l2_bytes
+    beyond = numbers.maximum(0.0, bytes_moved - room)
+    return numbers.maximum(0.0, bytes_moved - beyond * (1 + fitted["l2_evicted"]))
+
+
 def memory_s(
-    numbers: Numbers,
-    bytes_per_s: float,
-    l2_bytes: float,
-    fitted: Mapping[str, float],
-    bytes_moved: Any,
-    launches: Any = 1,
+    numbers: Numbers, memory: Memory, fitted: Mapping[str, float], bytes_moved: Any, launches: Any = 1
 ) -> Any:
     """Seconds of `launches` kernels that move `bytes_moved` together, evenly."""
     of_one = bytes_moved / numbers.maximum(launches, 1)
-    held = numbers.minimum(of_one, fitted["l2_share"] * l2_bytes)
-    one_s = held / (bytes_per_s * fitted["l2_rate"]) + (of_one - held) / (bytes_per_s * fitted["rate"])
-    return launches * (fitted["launch_us"] * 1e-6 + one_s)
+    held = held_bytes(numbers, memory, fitted, of_one)
+    in_cache_s = held / (memory.fp32_flops_per_s * fitted["l2_bytes_per_flop"])
+    beyond_s = (of_one - held) / (memory.bytes_per_s * fitted["rate"])
+    return launches * (fitted["launch_us"] * 1e-6 + in_cache_s + beyond_s)
+
+
+def memory_bound_s(
+    numbers: Numbers, memory: Memory, fitted: Mapping[str, float], bytes_moved: Any, launches: Any = 1
+) -> Any:
+    """The seconds that no such kernel can be faster than: those of the bytes that the cache does not hold, at
+    the datasheet's bandwidth."""
+    of_one = bytes_moved / numbers.maximum(launches, 1)
+    held = held_bytes(numbers, memory, fitted, of_one)
+    return launches * (of_one - held) / memory.bytes_per_s

@@ -12,7 +12,7 @@ from harness.kernel_time.memory_kernels import LIKE
 
 FILE = Path(__file__).with_name("parameters.json")
 
-LIKE_ARCHITECTURE = {"7.0": "8.0", "7.5": "8.6", "8.9": "8.6", "10.0": "9.0", "10.3": "9.0", "12.0": "8.6"}
+LIKE_ARCHITECTURE = {"7.0": "8.0", "7.5": "8.6", "8.9": "8.6", "10.0": "9.0", "10.3": "10.0", "12.0": "8.6"}
 """The architecture whose parameters stand in for one without any, by compute capability. Data-centre chips
 with HBM take those of such a chip, chips with GDDR memory those of the A40."""
 SAME_CHIP = {"a100-40gb": "a100-80gb", "h200": "h100", "v100-32gb": "v100-16gb"}
@@ -61,6 +61,8 @@ def fitted_products(hardware: Hardware) -> Mapping[str, Any]:
 def products_of(hardware: Hardware) -> Mapping[str, Any]:
     """The parameters of products in 16 bit on this device."""
     fitted = fitted_products(hardware)
+    if _large_products(hardware.name):
+        fitted = {**fitted, "power_slowdown": power_slowdown(hardware)}
     return at_half_rate(fitted) if is_half_rate(hardware) else fitted
 
 
@@ -110,10 +112,16 @@ def attention_architecture(hardware: Hardware) -> str:
 
 def power_slowdown(hardware: Hardware) -> float:
     """By what share products take longer than at the boost clock, once the device has been at work for long:
-    by its calibration; else as its architecture's clock fell when measured, and at least as was fitted."""
+    by its calibration; else as its architecture's clock fell when measured, and at least as was fitted.
+
+    The limit is a card's and not its architecture's. In the rate of a card whose large products were reported
+    it is contained: nothing is added.
+    """
     own = hardware.calibration.sustained_clock
     if own is not None:
         return 1 / own - 1
+    if _large_products(hardware.name):
+        return 0.0
     clocks, capability = document()["sustained_clock"], hardware.datasheet.compute_capability
     name = capability if capability in clocks else LIKE_ARCHITECTURE.get(capability, "")
     seen = 1 / clocks[name]["fraction"] - 1 if name in clocks else 0.0
@@ -147,7 +155,11 @@ def fitted_memory(capability: str, kind: str) -> Mapping[str, float]:
         if kind in other and "elementwise" in other
     ]
     slower = min(1.0, _middle(rates)) if rates else 1.0
-    return {**plain, "rate": plain["rate"] * slower, "l2_rate": plain["l2_rate"] * slower}
+    return {
+        **plain,
+        "rate": plain["rate"] * slower,
+        "l2_bytes_per_flop": plain["l2_bytes_per_flop"] * slower,
+    }
 
 
 @lru_cache(maxsize=1024)
@@ -157,7 +169,7 @@ def _on_device(name: str, capability: str, kind: str) -> Mapping[str, float]:
     if not copies:
         return fitted
     rate = fitted["rate"] * copies["rate"] / fitted_memory(capability, "elementwise")["rate"]
-    return {**fitted, "rate": rate, "l2_rate": max(fitted["l2_rate"], rate)}
+    return {**fitted, "rate": rate}
 
 
 def memory_of(hardware: Hardware, kind: str) -> Mapping[str, float]:
@@ -208,8 +220,9 @@ def spread(hardware_name: str, capability: str, kind: str) -> Spread:
     """How far off estimates of a kind of kernel are on a device: wider where the device was not measured."""
     spreads: Mapping[str, Any] = document()["spread"]
     found = spreads[kind] if kind in spreads else spreads["memory"]
-    name = LIKE_ARCHITECTURE.get(capability, capability)
-    own = Spread(*found["by_architecture"].get(name, found["all"]))
+    known: Mapping[str, Sequence[float]] = found["by_architecture"]
+    name = capability if capability in known else LIKE_ARCHITECTURE.get(capability, "")
+    own = Spread(*known.get(name, found["all"]))
     if SAME_CHIP.get(hardware_name, hardware_name) in document()["measured_devices"]:
         return own
     if kind == "product" and _large_products(hardware_name).get("count"):
@@ -239,7 +252,7 @@ def where_from(hardware: Hardware) -> str:
     if calibration.matmul_fraction is not None:
         return calibration.source
     name, found = of_architecture("products", hardware.datasheet.compute_capability)
-    counted = f"{found['count']:,} measured products of {found['device']} ({document()['sources'][0]})"
+    counted = f"{found['count']:,} measured products of {found['device']} ({found['source']})"
     if is_measured(hardware):
         own = f"fitted to {counted}"
     elif reported := _reported(hardware):

@@ -10,6 +10,7 @@ from benchmarks.time.kernel_rows import device_of, read_rows
 from benchmarks.time.mpt_step import Run, Shape, Step
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
+from harness.kernel_time.memory_kernels import Memory
 from harness.recipe.check import check_recipe
 from harness.simulate.simulated_run import simulate
 from pages.time import pairs
@@ -141,11 +142,13 @@ def test_the_parameters_of_a_kernel_come_back() -> None:
     import numpy as np
 
     moved = np.logspace(4, 9, 200)
-    cache, rate = 40e6, 2e12
-    held = np.minimum(moved, 0.5 * cache)
-    seconds = 3e-6 + held / (1.5 * rate) + (moved - held) / (0.8 * rate)
-    found = fit_memory_kernel(rate, cache, moved, seconds)
-    assert found == pytest.approx({"launch_us": 3, "l2_share": 0.5, "l2_rate": 1.5, "rate": 0.8}, rel=0.02)
+    device = Memory(bytes_per_s=2e12, l2_bytes=40e6, fp32_flops_per_s=20e12)
+    for evicted in (0.0, 2.0):
+        held = np.minimum(moved, np.maximum(0, 20e6 - evicted * (moved - 20e6)))
+        seconds = 3e-6 + held / 3e12 + (moved - held) / 1.6e12
+        known = {"launch_us": 3, "l2_share": 0.5, "l2_evicted": evicted}
+        found = fit_memory_kernel(device, moved, seconds)
+        assert found == pytest.approx(known | {"l2_bytes_per_flop": 0.15, "rate": 0.8}, rel=0.02)
 
 
 def test_a_pair_of_published_rows_differs_in_what_is_trained_alone() -> None:

@@ -38,8 +38,29 @@ def test_no_product_is_faster_than_the_datasheet(device, m, n, k, batch):
 
 @given(devices, st.integers(1, 10**11), st.integers(1, 50))
 def test_no_kernel_is_faster_than_its_memory(device, moved, launches):
+    """Of each kernel 1.25 times the L2 cache at most is not read from the memory."""
+    beyond = max(0, moved / launches - 1.25 * device.l2_bytes)
     for kind in ("elementwise", "norm", "softmax", "optimizer", "embedding", "dequantize"):
-        assert memory(device, kind, moved, launches) >= moved / device.memory_bandwidth
+        assert memory(device, kind, moved, launches) >= launches * beyond / device.memory_bandwidth * (
+            1 - 1e-9
+        )
+
+
+MEASURED_CASTS = (
+    # device, bytes, milliseconds: rows of ai-dynamo/aiconfigurator (Apache-2.0), the mean of two servers
+    ("l40s", 3 * 1024 * 8192, 0.00609),
+    ("l40s", 3 * 32768 * 7168, 1.036),
+    ("b200", 3 * 32768 * 7168, 0.1145),
+    ("rtx-pro-6000", 3 * 1024 * 8192, 0.00546),
+    ("rtx-pro-6000", 3 * 32768 * 7168, 0.4734),
+)
+
+
+def test_what_the_cache_holds_is_faster_than_the_memory():
+    for name, moved, ms in MEASURED_CASTS:
+        assert memory(find_hardware(name), "elementwise", moved) == pytest.approx(ms * 1e-3, rel=0.3), name
+    l40s = find_hardware("l40s")
+    assert memory(l40s, "elementwise", 25e6) < 25e6 / l40s.memory_bandwidth / 3
 
 
 @given(devices, st.sampled_from(["flash2", "flash3", "cudnn", "efficient"]), st.booleans())
@@ -122,14 +143,16 @@ def test_a_range_holds_its_estimate_and_is_wider_where_nobody_measured(kind):
         assert other.low < measured.low
         assert other.high > measured.high
     assert is_measured(find_hardware("h200"))
-    assert not is_measured(find_hardware("b200"))
+    assert is_measured(find_hardware("b200"))
+    assert not is_measured(find_hardware("rtx-4090"))
 
 
 def test_a_device_says_where_its_rates_are_from():
     assert "12," in where_from(A100)
     assert "vidur" in where_from(A100)
     assert "clocked by 9 reports of its large products" in where_from(find_hardware("rtx-4090"))
-    assert "nobody measured this device" in where_from(find_hardware("b200"))
+    assert "aiconfigurator" in where_from(find_hardware("b200"))
+    assert "nobody measured this device" in where_from(find_hardware("a10g"))
 
 
 @pytest.mark.parametrize(("device", "tflops"), [("l4", 70.89), ("t4", 41.93), ("rtx-4090", 164.81)])
@@ -160,7 +183,7 @@ def test_two_geforce_cards_speak_through_the_host():
 def test_what_is_written_was_held_against_rows_kept_aside():
     for found in document()["products"].values():
         assert found["count"] > 1000
-        assert found["aside"]["count"] > 1000
+        assert found["aside"]["count"] > 300
         assert found["aside"]["median"] < 0.06
     for kinds in document()["memory"].values():
-        assert kinds["elementwise"]["aside"]["count"] > 50
+        assert kinds["elementwise"]["aside"]["count"] > 30
