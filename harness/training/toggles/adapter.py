@@ -64,6 +64,11 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
     return adapted
 
 
+OWN_TARGETS = ("IA3", "LN_TUNING", "TRAINABLE_TOKENS")
+"""Methods of peft that adapt other modules than linear layers, or few of these: peft itself knows which ones,
+unless a list names others."""
+
+
 def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
     """peft's config for the adapter, which checks `recipe.peft`; `left_out`: paths of layers that get none.
     Raises InputError for what it refuses."""
@@ -92,7 +97,8 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
             hint = nearest(name, [each.lower() for each in kinds]) or f" It has {', '.join(kinds)}."
             raise InputError(f"peft: peft_type: this peft has no method {name}.{hint}")
         kind = kinds[name]
-        if "target_modules" in {field.name for field in fields(kind)} and "target_modules" not in more:
+        choosable = "target_modules" in {field.name for field in fields(kind)} - more.keys()
+        if choosable and not (name in OWN_TARGETS and targets == "all-linear"):
             given["target_modules"] = targets
     if left_out and "exclude_modules" in {field.name for field in fields(kind)} - more.keys():
         given["exclude_modules"] = left_out

@@ -331,6 +331,20 @@ def test_any_method_of_peft_by_its_own_fields(fields: dict[str, Any], part: str)
     assert trained.losses[1] != trained.losses[0]
 
 
+@pytest.mark.parametrize("method", ["LN_TUNING", "IA3"])
+def test_what_a_method_adapts_by_itself_is_peft_s_own_choice(method: str) -> None:
+    """all-linear, the field's default, would train a copy of every linear layer under LN_TUNING."""
+    model = build_model(tiny(adapter="peft", peft={"peft_type": method}), CPU)
+    import peft
+
+    theirs = peft.get_peft_model(
+        build_model(tiny(), CPU),  # type: ignore[arg-type]
+        peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[method](task_type="CAUSAL_LM"),
+    )
+    assert trained_names(model) == trained_names(theirs)
+    assert not any("mlp.gate_proj" in name for name in trained_names(model))
+
+
 def test_lora_on_the_experts_of_a_mixture() -> None:
     experts = {"target_parameters": ["mlp.experts.down_proj"]}
     model = build_model(lora("mixtral", lora_targets=["q_proj"], peft=experts), CPU)
