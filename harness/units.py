@@ -21,6 +21,18 @@ def in_ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{ms(seconds)} ms"
 
 
+def duration(seconds: float | None) -> str:
+    """Seconds for reading, in the largest unit of which there are more than about two: 100 s, 90 min, 3.5 h,
+    4 days; a dash for unknown."""
+    if seconds is None:
+        return "-"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+
+
 def ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 

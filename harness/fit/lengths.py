@@ -25,7 +25,7 @@ from harness.fit.simulations import Simulations
 from harness.hardware import Hardware
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
-from harness.units import in_gib
+from harness.units import duration, in_gib
 
 if TYPE_CHECKING:
     import numpy as np
@@ -257,14 +257,6 @@ def _peak(profile: StepProfile) -> int | None:
     return profile.memory.peak_allocated_bytes if profile.oom is None else None
 
 
-def _in_words(hours: float | None) -> str:
-    if hours is None:
-        return "-"
-    if hours * 60 < 1:
-        return f"{hours * 3600:.1f} s"
-    return f"{hours:,.1f} h" if hours >= 1 else f"{hours * 60:.0f} min"
-
-
 def lengths_document(name: str, where: str, data: str, recipe: Recipe, found: LengthsFit) -> dict[str, Any]:
     """The answer as plain data. `where` names the device, and `data` the data set."""
     sizes = {"micro_batch_size": recipe.micro_batch_size, "seq_len": recipe.seq_len}
@@ -312,7 +304,7 @@ def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: Lengt
         peak = "does not fit" if way.peak_allocated_bytes is None else in_gib(way.peak_allocated_bytes)
         yield (
             f"  {way.name:<17} {peak:<12} {way.runs_out:<16} {way.padding_share:>8.1%} "
-            f"{way.tokens_an_epoch:>13,.0f} {_in_words(way.hours_an_epoch):>7}"
+            f"{way.tokens_an_epoch:>13,.0f} {duration(way.hours_an_epoch and way.hours_an_epoch * 3600):>7}"
         )
         if way.tokens_lost:
             share = way.tokens_lost / (found.tokens + found.tokens_lost)

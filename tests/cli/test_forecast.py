@@ -8,11 +8,12 @@ from rich.console import Console
 
 from harness.answers import Forecast, forecast_on_cpu
 from harness.cli.running.measuring import in_words
-from harness.cli.terminal.progress import RunProgress, duration
+from harness.cli.terminal.progress import RunProgress
 from harness.hardware import find_hardware
 from harness.napkin import predict
 from harness.recipe import load_recipe
 from harness.system import recipes_folder
+from harness.units import duration
 
 
 def test_a_large_recipe_is_announced_with_its_arithmetic(call, monkeypatch) -> None:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from harness.cli.terminal.progress import RunProgress, duration
+from harness.cli.terminal.progress import RunProgress
 from harness.cli.terminal.terminal import Terminal, say
 from harness.recipe import Recipe
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
+from harness.units import duration
 
 if TYPE_CHECKING:
     from harness.answers import Forecast

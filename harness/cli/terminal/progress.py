@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from harness.cli.terminal.terminal import Bar, say
-from harness.units import in_gib
+from harness.units import duration, in_gib
 
 
 class Waiting(Bar):
@@ -76,12 +76,3 @@ WORTH_SAYING_S = 10
 
 def left_in_words(seconds: float) -> str:
     return f"about {duration(seconds)} left"
-
-
-def duration(seconds: float) -> str:
-    """In the largest unit of which there are more than about two: 100 s, 90 min, 3.5 h, 4 days."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
