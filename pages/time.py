@@ -1,6 +1,6 @@
-"""The tables and the picture of docs/time.md, from profiles/published/time.json: `python -m pages.time`.
+"""The tables of docs/time.md, from time.json and peft.json in profiles/published: `python -m pages.time`.
 
-`python -m benchmarks.time.published FILES` makes that file.
+`python -m benchmarks.time.published FILES` and `python -m benchmarks.time.peft_methods` make these files.
 """
 
 import json
@@ -17,6 +17,7 @@ from harness.report.table import markdown_table
 from pages.parts import ROOT, with_parts, write_or_check
 
 RESULTS = ROOT / "profiles" / "published" / "time.json"
+METHODS = ROOT / "profiles" / "published" / "peft.json"
 PAGE = ROOT / "docs" / "time.md"
 LARGEST = 12
 """Misses of published runs that the page lists."""
@@ -79,6 +80,7 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "devices": _devices(),
         "copies": _copies(),
         "pairs": _pairs(found["recipes"]),
+        "methods": _methods(json.loads(METHODS.read_bytes())),
     }
 
 
@@ -114,6 +116,26 @@ def _copies() -> str:
     beside = document()["copies"]["elementwise_over_copy"].items()
     named = [f"{share:.0%} of it on {name}" for name, share in beside]
     return f"Where elementwise kernels were measured, too, they reach what a copy does: {', '.join(named)}."
+
+
+def _methods(found: Mapping[str, Any]) -> str:
+    """Steps of peft's methods, measured by their authors and estimated, the shortest first."""
+    rows = sorted((row for row in found["rows"] if "error" in row), key=lambda row: row["measured_ms"])
+    table = markdown_table(
+        ("method", "measured, ms", "estimated", "from", "to", "error"),
+        [
+            (
+                row["id"],
+                *(f"{row[name]:,.0f}" for name in ("measured_ms", "estimated_ms", "from_ms", "to_ms")),
+                f"{row['error']:+.1%}",
+            )
+            for row in rows
+        ],
+        range(1, 6),
+    )
+    whole = f"Of these {found['count']} the median error is {found['median']:.1%}, the 90th percentile"
+    left_out = ", ".join(row["id"] for row in found["rows"] if "left_out" in row)
+    return f"{table}\n{whole} {found['p90']:.1%}. Not simulated: {left_out}.\n"
 
 
 def _misses(rows: Sequence[Mapping[str, Any]]) -> str:

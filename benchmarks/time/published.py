@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.published.distributed import reason
 from benchmarks.published.equivalents import recipe_fields
-from benchmarks.time.fit import ATTENTION
+from benchmarks.time.fit import ATTENTION, OTHER_DEVICES
 from benchmarks.time.kernel_rows import read_rows
 from benchmarks.time.kernels import errors
 from benchmarks.time.runs import compare, summary
@@ -120,7 +120,9 @@ def made(files: Sequence[Path]) -> dict[str, Any]:
     kept = ("id", "model", "gpu", "gpus", "seq_len", "measured", "estimated", "from", "to", "error")
     return {
         "provenance": provenance(),
-        "kernels": [each for file in (compute, network, ATTENTION) for each in errors(read_rows(file))],
+        "kernels": [
+            each for file in (compute, network, ATTENTION, OTHER_DEVICES) for each in errors(read_rows(file))
+        ],
         "runs": [{name: row[name] for name in kept} for row in runs if row["error"] is not None],
         "run_errors": summary(runs),
         "recipes": recipes,

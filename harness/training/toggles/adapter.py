@@ -185,7 +185,9 @@ def _refuse_targets_without_adapter(recipe: Recipe, adapted: Any) -> None:
         return
     found = [*tuner.targeted_module_names, *tuner.targeted_parameter_names]
     # peft has put a list here, of its own names: a mixture's w1 and w3 are gate_up_proj
-    wanted = [*(config.target_modules or ()), *(getattr(config, "target_parameters", None) or ())]
+    targets = config.target_modules or ()
+    named = [targets] if isinstance(targets, str) else targets
+    wanted = [*named, *(getattr(config, "target_parameters", None) or ())]
     missing = [name for name in wanted if not any(f".{path}".endswith(f".{name}") for path in found)]
     if missing:
         why = ", where experts stored in 4 bit cannot be adapted" if recipe.quantized else ""

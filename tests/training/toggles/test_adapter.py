@@ -331,6 +331,12 @@ def test_any_method_of_peft_by_its_own_fields(fields: dict[str, Any], part: str)
     assert trained.losses[1] != trained.losses[0]
 
 
+def test_a_target_that_peft_itself_names_is_a_name_and_no_letters() -> None:
+    tokens = {"peft_type": "TRAINABLE_TOKENS", "token_indices": [1, 2]}
+    model = build_model(tiny(adapter="peft", peft=tokens), CPU)
+    assert all("trainable_tokens" in name for name in trained_names(model))
+
+
 @pytest.mark.parametrize("method", ["LN_TUNING", "IA3"])
 def test_what_a_method_adapts_by_itself_is_peft_s_own_choice(method: str) -> None:
     """all-linear, the field's default, would train a copy of every linear layer under LN_TUNING."""
