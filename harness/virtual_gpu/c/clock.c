@@ -355,9 +355,9 @@ int64_t virtual_gpu_device_worked(int device) {
 
 // ---- for Python: what a device did
 
-void virtual_gpu_account(int slot, Account* to) {
+void virtual_gpu_account(int device, Account* to) {
   pthread_mutex_lock(&lock);
-  *to = accounts[slot & 63];
+  *to = accounts[virtual_gpu_slot(device) & 63];
   pthread_mutex_unlock(&lock);
 }
 // A step has ended: the calls of operations since the end of the step before are that step's.
