@@ -164,8 +164,8 @@ def _parts(installed: Torch) -> dict[str, tuple[str, ...]]:
 
 
 def _mathematics_libraries(installed: Torch) -> list[str]:
-    """File names of cuFFT, cuSOLVER and cuSPARSE, whose version is not CUDA's: libcufft.so.12 is of CUDA
-    13."""
+    """File names of cuFFT, cuSOLVER and cuSPARSE. Their versions are not CUDA's: CUDA 13 has
+    libcufft.so.12."""
     names = ("cufft", "cusolver", "cusparse")
     return [path.name for name in names for path in sorted(installed.wheels.glob(f"*/lib/lib{name}.so.*"))]
 

@@ -11,8 +11,7 @@ from harness.hardware import find_hardware
 from harness.kernel_time import where_from
 
 VARIABLE = "VIRTUAL_GPU"
-"""The environment variable that every process on a virtual GPU has: the device's name in the hardware
-table."""
+"""The environment variable of every process on a virtual GPU: the device's name in the hardware table."""
 
 SHARED_KIB = {"7.0": 96, "7.5": 64, "8.0": 163, "8.6": 99, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
 """By compute capability: KiB of shared memory that a thread block can have (CUDA programming guide, technical
@@ -32,8 +31,7 @@ def emulated_device() -> str | None:
 
 
 def has_clock() -> bool:
-    """Whether this process' virtual GPU has a clock: its work takes estimated time, which CUDA events
-    show."""
+    """Whether this process' virtual GPU has a clock, so that its work takes estimated time."""
     if emulated_device() is None:
         return False
     function = getattr(ctypes.CDLL(None), "virtual_gpu_has_clock", None)
@@ -49,8 +47,7 @@ def start_clock() -> None:
 
 @contextmanager
 def clock_stopped() -> Generator[None]:
-    """The virtual GPU's clock stands while the body runs: harness' own work is not counted as the
-    program's."""
+    """The virtual GPU's clock stands in the `with` block: harness' own work is not the program's."""
     if not has_clock():
         yield
         return

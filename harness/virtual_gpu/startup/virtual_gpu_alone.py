@@ -1,8 +1,7 @@
 """For one rank that runs alone: answers in the place of all other ranks, in torch.distributed's rendezvous,
 in gloo and where Python objects are exchanged.
 
-Every other rank has what this one has. What only another rank could say is not known, and stays as it is
-here.
+Every other rank has what this one has. What only another rank could say is unknown, and stays as it is.
 """
 
 import copy

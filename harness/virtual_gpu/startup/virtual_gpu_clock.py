@@ -32,8 +32,7 @@ _C.virtual_gpu_start_clock.argtypes = [_ESTIMATOR, ctypes.c_int64, ctypes.c_int6
 _C.virtual_gpu_start_clock.restype = None
 _C.virtual_gpu_is_timed.restype = None
 LAUNCH_NS = 4000
-"""Nanoseconds from the host's call to the beginning of the kernel, on a device that has nothing else to
-do."""
+"""Nanoseconds from the host's call to the beginning of the kernel, on a device without other work."""
 _kept = []
 """Functions that C calls: they have to live as long as the process."""
 _said = set()

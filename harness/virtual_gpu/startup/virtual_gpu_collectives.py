@@ -1,5 +1,4 @@
-"""Collectives with values: of integers, as token counts and pickled objects, and of floats as small as losses
-and norms.
+"""Collectives with values: integers, as token counts and pickled objects, and small floats, as losses.
 
 The virtual NCCL moves nothing. Small tensors are exchanged here instead, through the key-value store that the
 ranks share; or, where one rank runs alone, as if every other rank had what this one has. The result of a
@@ -56,8 +55,7 @@ def install():
 
 
 def _kernel(operator, exchange):
-    """A kernel for `operator` that runs NCCL's, which takes memory and time, and then exchanges the
-    values."""
+    """A kernel for `operator`: it runs the original, which takes memory and time, and exchanges values."""
     place = next(n for n, a in enumerate(operator._schema.arguments) if a.name == "process_group")
     redispatch, below = operator._handle.redispatch_boxed, BELOW[False]
     most = _most_bytes(exchange)

@@ -37,8 +37,7 @@ _unknown = {}
 """By the same address: device pointers of integers and booleans that an operator wrote and that are not
 known. A known value that is written to a part of them later does not make the rest known."""
 _presumed = {}
-"""By the same address: device pointers of results of `all` over unknown values. They read as true, as most
-masks are."""
+"""By the same address: device pointers of results of `all` over unknown values, which read as true."""
 _bytes = {True: 0, False: 0}
 """Bytes of the held storages, of floats (True) and of integers."""
 _marks = 0

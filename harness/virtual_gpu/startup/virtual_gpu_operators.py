@@ -44,17 +44,14 @@ PRODUCTS = _words("""
 """)
 """The products that are most of a layer's work. Their floats are never computed here."""
 NEVER_COMPUTED = ("_fused_dropout", "native_dropout", "rrelu_with_noise", "rrelu_with_noise_")
-"""Random operators that take no generator, so that computing them would change the program's random
-numbers."""
+"""Random operators without a generator: computing them would change the program's random numbers."""
 WRITE_UNSAID = {"cudnn_batch_norm": slice(3, 5), "native_batch_norm": slice(3, 5)}
-"""By operator: places of arguments that it writes into though its schema does not say so (running
-statistics)."""
+"""By operator: places of arguments (running statistics) that it writes though its schema hides it."""
 OF_NO_VALUES = _words("""
     set_ resize_as_ record_stream is_pinned _pin_memory
     _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """)
-"""Operators that write no values. Those of GradScaler write none where nothing is infinite, and here nothing
-is."""
+"""Operators that write no values. GradScaler's write none where nothing is infinite, as is the case here."""
 
 
 class Operator:

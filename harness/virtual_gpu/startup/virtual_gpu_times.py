@@ -22,8 +22,7 @@ _NAMES = {"BFloat16": "bf16", "Half": "fp16", "Float": "fp32"}
 LARGEST = 5
 """How many operators, and how many unknown kernels, are named."""
 FIRST_WORD_S = float(os.environ.get("VIRTUAL_GPU_FIRST_WORD_S", "60"))
-"""Seconds after which a program that still runs is reported on, and again after twice and four times as
-long."""
+"""Seconds after which a running program is reported on, and again after twice and four times as long."""
 
 
 class Operation(ctypes.Structure):
@@ -67,8 +66,7 @@ class Times:
     def __init__(self, hardware):
         self.hardware = hardware
         self.ends = []
-        """The end of each step: (when the device had done all its work, in ns; its account; tokens so
-        far)."""
+        """The end of each step: (ns when the device had done all its work, its account, tokens so far)."""
         self._optimizer = None
         self._began_s, self._next_word_s = time.monotonic(), FIRST_WORD_S
 
@@ -97,8 +95,7 @@ class Times:
 
     def found(self):
         """The report, as it is written as JSON: of the step with the median time, without the first step,
-        which warms up; the operators are those of the last step. None for a program with fewer than two
-        steps."""
+        which warms up; the operators are the last step's. None for a program of fewer than two steps."""
         steps = [
             (end - begin, [b - a for a, b in zip(first, second, strict=True)], tokens - tokens_before)
             for (begin, first, tokens_before), (end, second, tokens) in zip(

@@ -70,8 +70,7 @@ def begin_to_fetch(hub):
 
 
 def _config_of(model, download):
-    """The path of the config.json of `model`, a folder, an id in the cache or one with stand-ins; None
-    without.
+    """The path of the config.json of `model`: a folder, an id in the cache, or one with stand-ins.
 
     `download`: transformers' options of a download.
     """
@@ -86,8 +85,7 @@ def _config_of(model, download):
 
 
 def _weights(model, config):
-    """The path of a file of zeros for the config at the path `config`; None, after a sentence, without
-    one."""
+    """The path of a file of zeros for the config at the path `config`; None, and a sentence, without one."""
     zeros = _harness()
     if zeros is None:
         return None
