@@ -36,6 +36,7 @@ static double link_rate;             // bytes/s
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void (*estimate)(Operation*);
 
+static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t host_ns(void) {
   struct timespec at;
   clock_gettime(CLOCK_MONOTONIC, &at);
@@ -146,20 +147,17 @@ static int64_t put(Operation* what, const Kernel* kernel, cudaStream_t stream, i
   int device = virtual_gpu_current();
   pthread_mutex_lock(&lock);
   Timeline* line = timeline_of(stream, device);
-  int64_t free_at = line->done > line->waits_until ? line->done : line->waits_until;
-  int64_t begins = arrives > free_at ? arrives : free_at;
-  if (link && *link > begins) begins = *link;
+  int64_t free_at = later(line->done, line->waits_until);
+  int64_t begins = later(later(arrives, free_at), link ? *link : 0);
   Account* account = &accounts[virtual_gpu_slot(device) & 63];
   if (line->done && stream <= cudaStreamPerThread) {
-    int64_t ready = arrives > line->done ? arrives : line->done;
-    if (line->waits_for_network && line->waits_until > ready) account->exposed_ns += line->waits_until - ready;
-    if (arrives > free_at) account->host_ns += arrives - free_at;
+    int64_t ready = later(arrives, line->done);
+    if (line->waits_for_network) account->exposed_ns += later(line->waits_until - ready, 0);
+    account->host_ns += later(arrives - free_at, 0);
   }
   int64_t ends = begins + took;
   int64_t* other_link = link ? &links_worked[0][0] + (link - &links[0][0]) : NULL;
-  if (line->works_after > line->worked) line->worked = line->works_after;
-  if (other_link && *other_link > line->worked) line->worked = *other_link;
-  line->worked += took;
+  line->worked = later(later(line->worked, line->works_after), other_link ? *other_link : 0) + took;
   if (other_link) *other_link = line->worked;
   line->done = ends;
   line->waits_for_network = 0;
@@ -308,18 +306,17 @@ void virtual_gpu_copied(const void* to, const void* from, size_t size, void* str
 int64_t virtual_gpu_stream_done(cudaStream_t stream, int* with_network, int64_t* worked) {
   pthread_mutex_lock(&lock);
   Timeline* line = timeline_of(stream, virtual_gpu_current());
-  int64_t done = line->done > line->waits_until ? line->done : line->waits_until;
-  *worked = line->worked > line->works_after ? line->worked : line->works_after;
+  int64_t done = later(line->done, line->waits_until);
+  *worked = later(line->worked, line->works_after);
   *with_network = line->done >= line->waits_until ? line->ends_with_network : line->waits_for_network;
   pthread_mutex_unlock(&lock);
-  int64_t arrives = virtual_gpu_now() + launch_ns;
-  return done > arrives ? done : arrives;
+  return later(done, virtual_gpu_now() + launch_ns);
 }
 void virtual_gpu_stream_waits(cudaStream_t stream, int64_t moment, int for_network, int64_t worked) {
   pthread_mutex_lock(&lock);
   Timeline* line = timeline_of(stream, virtual_gpu_current());
   if (moment > line->waits_until) line->waits_until = moment, line->waits_for_network = for_network;
-  if (worked > line->works_after) line->works_after = worked;
+  line->works_after = later(line->works_after, worked);
   pthread_mutex_unlock(&lock);
 }
 void virtual_gpu_wait_until(int64_t moment) {
@@ -328,18 +325,15 @@ void virtual_gpu_wait_until(int64_t moment) {
 int64_t virtual_gpu_given_until(cudaStream_t stream) {
   pthread_mutex_lock(&lock);
   Timeline* line = timeline_of(stream, virtual_gpu_current());
-  int64_t done = line->done > line->waits_until ? line->done : line->waits_until;
+  int64_t done = later(line->done, line->waits_until);
   pthread_mutex_unlock(&lock);
   return done;
 }
 int64_t virtual_gpu_device_done(int device) {
   int64_t done = 0;
   pthread_mutex_lock(&lock);
-  for (int i = 0; i < num_timelines; i++) {
-    if (timelines[i].device != device) continue;
-    if (timelines[i].done > done) done = timelines[i].done;
-    if (timelines[i].waits_until > done) done = timelines[i].waits_until;
-  }
+  for (int i = 0; i < num_timelines; i++)
+    if (timelines[i].device == device) done = later(done, later(timelines[i].done, timelines[i].waits_until));
   pthread_mutex_unlock(&lock);
   return done;
 }
@@ -348,7 +342,7 @@ int64_t virtual_gpu_device_worked(int device) {
   int64_t worked = 0;
   pthread_mutex_lock(&lock);
   for (int i = 0; i < num_timelines; i++)
-    if (timelines[i].device == device && timelines[i].worked > worked) worked = timelines[i].worked;
+    if (timelines[i].device == device) worked = later(worked, timelines[i].worked);
   pthread_mutex_unlock(&lock);
   return worked;
 }

@@ -14,13 +14,14 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _After:
-    """A finder on sys.meta_path that calls a function of virtual_gpu_start as soon as `module` was executed.
+    """A finder on sys.meta_path that calls a function of a file in this folder as soon as `module` was
+    executed.
 
     The function gets the module. It is not called for a program that only looks for the module's spec.
     """
 
-    def __init__(self, module, function):
-        self.module, self.function = module, function
+    def __init__(self, module, file, function):
+        self.module, self.file, self.function = module, file, function
 
     def find_spec(self, name, path=None, target=None):
         if name != self.module:
@@ -35,10 +36,10 @@ class _After:
                 sys.meta_path.remove(self)
                 sys.path.insert(0, _HERE)
                 try:
-                    import virtual_gpu_start
+                    file = __import__(self.file)
                 finally:
                     sys.path.remove(_HERE)
-                getattr(virtual_gpu_start, self.function)(module)
+                getattr(file, self.function)(module)
 
             spec.loader.exec_module = exec_module
         return spec
@@ -127,13 +128,17 @@ if os.environ.get("VIRTUAL_GPU"):
     if os.environ.pop("VIRTUAL_GPU_MAIN", None) == str(os.getpid()):
         _note_use()
     sys.excepthook = _explained(sys.excepthook)
-    sys.meta_path.insert(0, _After("torch", "begin"))
+    finders = [
+        _After("torch", "virtual_gpu_start", "begin"),
+        _After("torch.distributed.distributed_c10d", "virtual_gpu_start", "begin_distributed"),
+        _After("transformers.modeling_utils", "virtual_gpu_weights", "begin_to_load"),
+        _After("transformers.utils.hub", "virtual_gpu_weights", "begin_to_fetch"),
+    ]
     if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
-        sys.meta_path.insert(0, _After("torch._dynamo.output_graph", "begin_to_compile"))
-    sys.meta_path.insert(0, _After("torch.distributed.distributed_c10d", "begin_distributed"))
+        finders.append(_After("torch._dynamo.output_graph", "virtual_gpu_values", "compile_without"))
     if os.environ.get("VIRTUAL_GPU_ALONE") == "1":
-        sys.meta_path.insert(0, _After("torch.distributed.checkpoint.default_planner", "begin_to_save"))
-        sys.meta_path.insert(0, _After("torch.distributed.pipelining.stage", "begin_a_pipeline"))
-    sys.meta_path.insert(0, _After("transformers.modeling_utils", "begin_to_load"))
-    sys.meta_path.insert(0, _After("transformers.utils.hub", "begin_to_fetch"))
+        planner, stage = "torch.distributed.checkpoint.default_planner", "torch.distributed.pipelining.stage"
+        finders.append(_After(planner, "virtual_gpu_alone", "save_own_part"))
+        finders.append(_After(stage, "virtual_gpu_alone", "answer_a_stage"))
+    sys.meta_path[:0] = finders
 _hand_on()

@@ -1,5 +1,5 @@
-"""What happens in a process on a virtual GPU once a library is imported. sitecustomize.py calls each
-`begin...` function with a module of torch or transformers, right after that module was executed."""
+"""Prepares torch in a process on a virtual GPU. sitecustomize.py calls each `begin...` function with a module
+of torch, right after that module was executed."""
 
 import atexit
 import ctypes
@@ -64,28 +64,6 @@ def _warn_of_work_spaces():
         )
 
 
-def begin_to_compile(output_graph):
-    import virtual_gpu_values
-
-    virtual_gpu_values.compile_without(output_graph)
-
-
-def begin_to_save(default_planner):
-    _imported("virtual_gpu_alone").save_own_part(default_planner)
-
-
-def begin_a_pipeline(stage):
-    _imported("virtual_gpu_alone").answer_a_stage(stage)
-
-
-def begin_to_load(modeling_utils):
-    _imported("virtual_gpu_weights").begin_to_load(modeling_utils)
-
-
-def begin_to_fetch(hub):
-    _imported("virtual_gpu_weights").begin_to_fetch(hub)
-
-
 def begin_distributed(distributed_c10d):
     if not _has_begun:  # torch itself is still being imported, and `begin` will call this
         return
@@ -108,12 +86,10 @@ def _refuse_symmetric_memory(*_, **__):
 
 
 def _install(name):
-    _imported(name).install()
-
-
-def _imported(name):
+    """Import a file of this folder and call its `install`."""
     sys.path.insert(0, _HERE)
     try:
-        return importlib.import_module(name)
+        file = importlib.import_module(name)
     finally:
         sys.path.remove(_HERE)
+    file.install()
