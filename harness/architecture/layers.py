@@ -76,26 +76,26 @@ def _mixing(shape: ModelShape, mixer: str) -> list[Matrix]:
         return _latent(shape) if shape.kv_rank else _attention(shape)
     if mixer == "none":
         return []
-    between: list[Matrix] = []  # between the first matrix, with `made` outputs, and the last one
+    between: list[Matrix] = []  # between the first matrix, with so many outputs, and the last one
     match mixer:
         case "delta":
-            made = 2 * states + 2 * inner
+            outputs = 2 * states + 2 * inner
             between = [Matrix("linear_attn.in_proj_ba", hidden, 2 * shape.state_heads, "in")]
         case "state space":
-            made = 2 * inner + 2 * states + shape.state_heads
+            outputs = 2 * inner + 2 * states + shape.state_heads
         case "scan":
-            step, made = -(-hidden // 16), 2 * inner
+            step, outputs = -(-hidden // 16), 2 * inner
             between = [
                 Matrix("mixer.x_proj", inner, step + 2 * shape.state_dim, "low"),
                 Matrix("mixer.dt_proj", step, inner, "low"),
             ]
         case "conv":
-            made, inner = 3 * hidden, hidden
+            outputs, inner = 3 * hidden, hidden
         case _:
-            made = 2 * inner
+            outputs = 2 * inner
             between = [Matrix("rg_lru.gates", inner, 2 * inner // shape.heads, "router")]
     name = _STATES.get(mixer, "mixer")
-    first = Matrix(f"{name}.in_proj", hidden, made, "in")
+    first = Matrix(f"{name}.in_proj", hidden, outputs, "in")
     return [first, *between, Matrix(f"{name}.out_proj", inner, hidden, "out")]
 
 
@@ -117,7 +117,7 @@ def _attention(shape: ModelShape) -> list[Matrix]:
 def _latent(shape: ModelShape) -> list[Matrix]:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
     hidden, heads, q = shape.hidden, shape.heads, shape.heads * shape.head_dim
-    made = heads * (shape.head_dim - shape.rope_dim + shape.value_dim)
+    outputs = heads * (shape.head_dim - shape.rope_dim + shape.value_dim)
     queries = [Matrix("self_attn.q_proj", hidden, q, "in")]
     if rank := shape.query_rank:
         queries = [
@@ -127,7 +127,7 @@ def _latent(shape: ModelShape) -> list[Matrix]:
     return [
         *queries,
         Matrix("self_attn.kv_a_proj_with_mqa", hidden, shape.kv_rank + shape.rope_dim, "in"),
-        Matrix("self_attn.kv_b_proj", shape.kv_rank, made, "low"),
+        Matrix("self_attn.kv_b_proj", shape.kv_rank, outputs, "low"),
         Matrix("self_attn.o_proj", heads * shape.value_dim, hidden, "out"),
     ]
 

@@ -45,7 +45,7 @@ _LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "ml
 _MAMBA = ("mamba", "mamba2", "falcon_mamba", "zamba", "zamba2")
 _GATED = ("gemma", "recurrent_gemma", "zamba", "zamba2", "lfm2", "lfm2_moe")
 """Families whose MLP has a gate, though neither base_model_tp_plan nor the activation says so."""
-# families by the norms of a block, and those that differ in parallel residuals, positions and biases
+# families whose blocks have other than two norms, or with parallel residuals, learned positions, biases
 _FOUR_NORMS = ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "glm4", "afmoe")
 _ONE_NORM = ("cohere", "cohere2", "cohere2_moe", "gptj", "phi", "codegen", *_MAMBA)
 _PARALLEL = ("cohere", "cohere2", "falcon", "gptj", "phi", "codegen", "gpt_neox")

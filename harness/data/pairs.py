@@ -76,8 +76,8 @@ def pair_reader(recipe: Recipe) -> Read[Pair]:
             )
         if not isinstance(fields.get("label", True), bool) and recipe.unpaired:
             raise InputError(f"{where}: `label` is {fields['label']!r:.40}. Give true or false.")
-        wanted = needed if recipe.embeds else dict.fromkeys(("prompt", *needed[:2]))
-        names = [name for name in wanted if name in fields]
+        columns = needed if recipe.embeds else dict.fromkeys(("prompt", *needed[:2]))
+        names = [name for name in columns if name in fields]
         chats = [isinstance(fields[name], list) for name in names]
         if any(chats) and (recipe.embeds or not all(chats)):
             of_text = names[chats.index(recipe.embeds)]
@@ -88,12 +88,12 @@ def pair_reader(recipe: Recipe) -> Read[Pair]:
             )
         one = messages_of if any(chats) else _text
         texts = {name: one(fields[name], name, where) for name in names}
-        given = texts.pop("prompt", None) if not recipe.embeds else ""
+        prompt = texts.pop("prompt", None) if not recipe.embeds else ""
         sides = tuple(texts.values())
-        if given is None:
+        if prompt is None:
             at = 0 if recipe.scores else _shared_beginning(*sides)
-            given, sides = sides[0][:at], tuple(side[at:] for side in sides)
-        return Pair(given, sides, bool(fields.get("label", True)), tools_of(fields, where), where)
+            prompt, sides = sides[0][:at], tuple(side[at:] for side in sides)
+        return Pair(prompt, sides, bool(fields.get("label", True)), tools_of(fields, where), where)
 
     return read
 

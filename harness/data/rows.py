@@ -274,9 +274,9 @@ def _cut(recipe: Recipe, corpus: Corpus, longest: int) -> tuple[list[Piece], int
             lengths = [min(longest, document.length)]
         starts = itertools.accumulate(lengths[:-1], initial=document.start)
         cut = [Piece(start, length, document.whole) for start, length in zip(starts, lengths, strict=False)]
-        kept = [piece for piece in cut if _learned_of(corpus, piece).any()]
-        pieces += kept
-        num_skipped += not kept
+        learnable = [piece for piece in cut if _learned_of(corpus, piece).any()]
+        pieces += learnable
+        num_skipped += not learnable
     if stream and not pieces:
         raise InputError(
             f"data: {recipe.data} holds {len(corpus.tokens)} tokens, and one sequence needs seq_len: "

@@ -69,8 +69,8 @@ def byte_tokenizer(recipe: Recipe, vocab_size: int) -> Tokenizer:
     def turns(
         messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], prompted: bool, where: str
     ) -> Tokens:
-        asks = [("<|im_start|>assistant\n", False)] if prompted else []
-        return written(plain_chat(Example(messages=tuple(messages))) + asks).tokens
+        prompt = [("<|im_start|>assistant\n", False)] if prompted else []
+        return written(plain_chat(Example(messages=tuple(messages))) + prompt).tokens
 
     def alone(texts: Sequence[str], most: int | None) -> list[Tokens]:
         return [tokens[:most] for tokens in encode(texts, True)]

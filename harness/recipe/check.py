@@ -171,8 +171,8 @@ def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
     text = shortened(shown(value))
     reason = f" ({problem['ctx']['error']})" if problem["type"] == "value_error" else ""
     choices = _choices(name)
-    given = cast("list[Any]", value) if isinstance(value, list) else [value]
-    wrong = [item for item in given if item not in choices]
+    items = cast("list[Any]", value) if isinstance(value, list) else [value]
+    wrong = [item for item in items if item not in choices]
     suggestion = _suggested(name, str(wrong[0]), choices) if wrong and choices else ""
     return f"{name}: {text} is not possible{reason}; give {accepted_values(name)}.{suggestion}"
 

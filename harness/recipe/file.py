@@ -35,12 +35,12 @@ def load_recipe(source: str, overrides: Sequence[str] | Mapping[str, Any] = ()) 
         name, origin, folder = path.stem, str(path), path.resolve().parent
         fields = read_mapping(path, "recipe")
     called = isinstance(overrides, Mapping)
-    given = CALL if called else COMMAND_LINE
+    changed_by = CALL if called else COMMAND_LINE
     changes = overrides if called else _parse_overrides(overrides)
-    changes = _with_whole_paths(changes, Path.cwd(), given)
+    changes = _with_whole_paths(changes, Path.cwd(), changed_by)
     unchanged = {name: value for name, value in fields.items() if name not in changes}
     unchanged = _with_whole_paths(unchanged, folder, origin)
-    return name, check_recipe({**unchanged, **changes}, origin, list(changes), given)
+    return name, check_recipe({**unchanged, **changes}, origin, list(changes), changed_by)
 
 
 def changed_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:

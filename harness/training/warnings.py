@@ -59,13 +59,13 @@ def _left_in_16_bit(model: nn.Module) -> dict[str, int]:
     other = {id(p) for table in [*tables, *([head] if head is not None else [])] for p in table.parameters()}
     quantized = [module for module in model.modules() if _quantized(module)]
     other |= {id(p) for module in quantized for p in module.parameters(recurse=False)}
-    left: dict[str, int] = defaultdict(int)
+    sizes: dict[str, int] = defaultdict(int)
     for name, parameter in model.named_parameters():
         matrix = parameter.dim() >= 2 and parameter.is_floating_point() and not parameter.requires_grad
         if matrix and id(parameter) not in other:
             path = name.replace(".base_layer", "")  # the layer that peft adapts
-            left[".".join(path.rsplit(".", 2)[-2:])] += parameter.nbytes
-    return left
+            sizes[".".join(path.rsplit(".", 2)[-2:])] += parameter.nbytes
+    return sizes
 
 
 def _quantized(module: nn.Module) -> bool:

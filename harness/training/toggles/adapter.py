@@ -47,12 +47,12 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
                 "example [q_proj, v_proj]."
             ) from error
         field = "peft" if recipe.peft else "lora_targets"
-        given = f"{field}: {shown(getattr(recipe, field))}"
+        setting = f"{field}: {shown(getattr(recipe, field))}"
         from_weights = isinstance(error, RuntimeError) and "init_lora_weights" in recipe.peft
         if from_weights and next(model.parameters()).is_meta:
             raise InputError(
-                f"{given}: peft computes the adapter's first values from the model's, of which a simulation "
-                "has the shapes alone. PiSSA and OLoRA train what LoRA trains: simulate without "
+                f"{setting}: peft computes the adapter's first values from the model's, of which a "
+                "simulation has the shapes alone. PiSSA and OLoRA train what LoRA trains: simulate without "
                 "init_lora_weights. `harness run` computes the values."
             ) from error
         # for all-linear peft itself lists layers that it refuses, as a state-space layer's out_proj
@@ -60,7 +60,7 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
         fix = "" if recipe.peft else f" Its linear layers are {', '.join(linear)}."
         if recipe.adapts_every_linear and possible != linear:
             fix = f" The others are lora_targets: [{', '.join(possible)}]."
-        raise InputError(f"{given}: {first_line(error).rstrip('.')}.{fix}") from error
+        raise InputError(f"{setting}: {first_line(error).rstrip('.')}.{fix}") from error
     _refuse_targets_without_adapter(recipe, adapted)
     return adapted
 
@@ -70,7 +70,7 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
     no adapter. Raises InputError for fields and values that peft does not have."""
     targets = recipe.lora_targets if isinstance(recipe.lora_targets, str) else list(recipe.lora_targets)
     more = dict(recipe.peft)
-    of_lora = {
+    lora_fields = {
         "r": recipe.lora_rank,
         "lora_alpha": recipe.lora_alpha,
         "lora_dropout": recipe.lora_dropout,
@@ -78,14 +78,14 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
         "use_dora": recipe.use_dora,
     }
     without_words = "SEQ_CLS" if recipe.scores else "FEATURE_EXTRACTION"
-    given: dict[str, Any] = {"task_type": without_words if recipe.by_row else "CAUSAL_LM"}
+    arguments: dict[str, Any] = {"task_type": without_words if recipe.by_row else "CAUSAL_LM"}
     if recipe.adapter == "lora":
-        kind, given = peft.LoraConfig, {**given, "target_modules": targets, **of_lora}
+        kind, arguments = peft.LoraConfig, {**arguments, "target_modules": targets, **lora_fields}
     elif recipe.adapter == "ia3":
         kind = peft.IA3Config
         # peft knows which modules IA3 scales for each architecture; a list replaces its choice.
         if targets != "all-linear":
-            given |= {"target_modules": targets, "feedforward_modules": []}
+            arguments |= {"target_modules": targets, "feedforward_modules": []}
     else:
         kinds = {name.value: each for name, each in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
         name = str(more.pop("peft_type")).upper()
@@ -94,11 +94,11 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
             raise InputError(f"peft: peft_type: this peft has no method {name}.{hint}")
         kind = kinds[name]
         if "target_modules" in {field.name for field in fields(kind)} and "target_modules" not in more:
-            given["target_modules"] = targets
+            arguments["target_modules"] = targets
     if left_out and "exclude_modules" in {field.name for field in fields(kind)} - more.keys():
-        given["exclude_modules"] = left_out
+        arguments["exclude_modules"] = left_out
     for name in more:
-        if name in given:
+        if name in arguments:
             own = {"r": "lora_rank", "target_modules": "lora_targets"}.get(name, name)
             raise InputError(f"peft: {name} has a field of its own in a recipe: write {own}.")
         known = sorted(field.name for field in fields(kind) if field.init)
@@ -106,7 +106,7 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
             hint = nearest(name, known) or f" It has {', '.join(known)}."
             raise InputError(f"peft: {kind.__name__} has no field {name}.{hint}")
     try:
-        return kind(**given, **more)
+        return kind(**arguments, **more)
     except (TypeError, ValueError, ImportError) as error:
         raise InputError(f"peft: {shown(recipe.peft)}: {first_line(error)}.") from error
 

@@ -55,9 +55,9 @@ def _constructor(recipe: Recipe, model: nn.Module) -> Build:
     4096 elements, embeddings included (Trainer keeps 32-bit state for those).
     """
     rates: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
-    wanted = f"optimizer: {recipe.optimizer}"
+    line = f"optimizer: {recipe.optimizer}"
     if recipe.by_bitsandbytes:
-        with needed("bitsandbytes", None, wanted):
+        with needed("bitsandbytes", None, line):
             import bitsandbytes as bnb
         classes = {
             "adamw_8bit": bnb.optim.AdamW8bit,
@@ -67,7 +67,7 @@ def _constructor(recipe: Recipe, model: nn.Module) -> Build:
         }
         return lambda params: classes[recipe.optimizer](params, **rates)
     if recipe.by_torchao:
-        with needed("torchao", "torchao", wanted):
+        with needed("torchao", "torchao", line):
             from torchao.optim import AdamW4bit, AdamW8bit  # pyright: ignore[reportMissingImports]
         low_bit = AdamW8bit if recipe.optimizer == "adamw_torch_8bit" else AdamW4bit
         return lambda params: low_bit(params, **rates)

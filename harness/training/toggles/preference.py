@@ -38,7 +38,6 @@ MISMATCHED = "mismatched_"
 """The beginning of keys in a batch whose answers are to other prompts. They serve to estimate how far the
 model has departed from its reference (arXiv 2402.01306, section 4.1)."""
 
-
 GOOD = "good"
 """The key in a batch of marked answers from a file: how many of them are good. These come first."""
 

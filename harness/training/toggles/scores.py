@@ -23,7 +23,6 @@ HEADS = ("score", "classifier")
 SHARPNESS = 20.0
 """The factor of cosines (the loss's `scale`), which is one over the temperature."""
 
-
 LAST = "last"
 """The key in a batch of texts from a file: the places of their last tokens before padding, int64 (rows,)."""
 

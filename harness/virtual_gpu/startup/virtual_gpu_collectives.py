@@ -62,7 +62,7 @@ def _kernel(operator, exchange):
 
     def kernel(keys, *arguments):
         global _reduction
-        made = past(redispatch, keys & below, *arguments)  # its copies make the outputs unknown
+        result = past(redispatch, keys & below, *arguments)  # its copies make the outputs unknown
         tensors = tensors_in(arguments)
         if tensors and not has_a_mode(keys):
             group = dist.ProcessGroup.unbox(arguments[place])
@@ -71,7 +71,7 @@ def _kernel(operator, exchange):
                 with torch.no_grad():
                     switched(action, False)(group, *arguments)
         _reduction = dist.ReduceOp.SUM
-        return made
+        return result
 
     return kernel
 

@@ -62,8 +62,8 @@ def is_held(tensor):
     for arrive in _awaited.pop(address, ()):
         if not arrive():
             forget(tensor)
-    found = _held.get(address)
-    return found is not None and found[0] == tensor.untyped_storage().data_ptr()
+    entry = _held.get(address)
+    return entry is not None and entry[0] == tensor.untyped_storage().data_ptr()
 
 
 def assume(tensor):
@@ -81,8 +81,8 @@ def _note(notes, tensor):
 
 
 def _is_noted(notes, tensor):
-    found = notes.get(torch._C._storage_address(tensor)) if notes else None
-    return found is not None and found == tensor.untyped_storage().data_ptr()
+    pointer = notes.get(torch._C._storage_address(tensor)) if notes else None
+    return pointer is not None and pointer == tensor.untyped_storage().data_ptr()
 
 
 def is_assumed(tensor):
@@ -170,9 +170,9 @@ def forget(tensor):
     """Note that the tensor's values are not known any more."""
     address = torch._C._storage_address(tensor)
     _awaited.pop(address, None)
-    found = _held.pop(address, None)
-    if found is not None:
-        _bytes[found[2]] -= found[1]
+    entry = _held.pop(address, None)
+    if entry is not None:
+        _bytes[entry[2]] -= entry[1]
         torch.UntypedStorage._free_weak_ref(address)
     for notes in (_assumed, _presumed):
         if notes.pop(address, None) is not None:

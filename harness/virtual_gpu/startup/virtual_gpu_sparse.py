@@ -27,14 +27,16 @@ def install(library, key, below, without, off):
             say_once("coalesce", "nobody knows which entries of a sparse tensor are the same: none are here.")
             answer(parts[0].size(1))
         try:
-            made = without(redispatch, keys, sparse)
+            output = without(redispatch, keys, sparse)
         finally:
             answer(None)
         if result is not None:
             computed = result.indices(), result.values()
-            for given, part, value in zip(parts, (made._indices(), made._values()), computed, strict=True):
+            for given, part, value in zip(
+                parts, (output._indices(), output._values()), computed, strict=True
+            ):
                 if is_held(given) and can_hold(part):
                     off(hold(part).copy_)(value)
-        return made
+        return output
 
     library.impl("_coalesce", kernel, key, with_keyset=True)

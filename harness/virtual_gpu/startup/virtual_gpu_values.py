@@ -146,35 +146,35 @@ def _kernel(base, operator, below):
             return run(keys, *arguments, **options)
         if what.is_counted and any(tensor.is_cuda for tensor in tensors_in(arguments)):
             return _count(operator, redispatch, keys, arguments, options)
-        made = without(run, keys, *arguments, **options)
-        return _followed(what, on_host, arguments, options, made)
+        outputs = without(run, keys, *arguments, **options)
+        return _followed(what, on_host, arguments, options, outputs)
 
     return kernel
 
 
-def _followed(what, on_host, arguments, options, made):
+def _followed(what, on_host, arguments, options, outputs):
     """Give the results of an operator the values that its kernel would have written, or note that they are
-    unknown. `on_host` is the operator on the CPU, and `made` what the kernel returned. What to return."""
-    results = tensors_in((made,)) if what.is_new else what.writes(arguments, options)
+    unknown. `on_host` is the operator on the CPU, and `outputs` what the kernel returned. What to return."""
+    results = tensors_in((outputs,)) if what.is_new else what.writes(arguments, options)
     _forgotten(arguments[what.unsaid])
     plain = [result for result in results if result.numel() and is_plain(result)]
     if not plain and not what.gives_number:
-        return made
+        return outputs
     reads = what.reads(arguments, options)
     if what.base == "where":
         reads = _compute("where", what.reads_of_sides, arguments, _values_if_known)
     unknown = [tensor for tensor in reads if tensor.numel() and not _is_known(tensor)]
     if what.base in LOOKED_UP and _compute(what.base, check, what.base, arguments, _values_if_known):
         _forgotten(plain)
-        return made
+        return outputs
     if what.gives_number:
         if not any(tensor.is_cuda for tensor in reads):
-            return made
+            return outputs
         if unknown:
-            tell(made)
-            return made
+            tell(outputs)
+            return outputs
         computed = _compute(what.base, lambda: on_host(*map(_on_host, arguments)))
-        return made if computed is None else computed
+        return outputs if computed is None else computed
     if any(not is_of_floats(tensor) and not is_assumed(tensor) for tensor in unknown):
         _forgotten(plain)
         if what.base == "all":
@@ -182,8 +182,8 @@ def _followed(what, on_host, arguments, options, made):
     elif unknown:
         _assumed(what, on_host, arguments, options, plain, unknown)
     else:
-        _known(what, on_host, arguments, options, plain, made)
-    return made
+        _known(what, on_host, arguments, options, plain, outputs)
+    return outputs
 
 
 def _is_known(tensor):
@@ -194,21 +194,21 @@ def _values_if_known(tensor):
     return _on_host(tensor) if tensor.numel() and _is_known(tensor) else None
 
 
-def _known(what, on_host, arguments, options, plain, made):
+def _known(what, on_host, arguments, options, plain, outputs):
     """Write the values of `plain`, the results on the device, where all arguments are known."""
     floats_too = what.makes_floats
-    wanted = [result for result in plain if (floats_too or not is_of_floats(result)) and can_hold(result)]
-    if not wanted or not what.is_computed:
+    held = [result for result in plain if (floats_too or not is_of_floats(result)) and can_hold(result)]
+    if not held or not what.is_computed:
         _forgotten(plain)
         return
-    if len(wanted) < len(plain):
+    if len(held) < len(plain):
         if not what.is_new:
             _forgotten(plain)
             return
-        _forgotten([result for result in plain if not any(result is each for each in wanted)])
+        _forgotten([result for result in plain if not any(result is each for each in held)])
     if what.has_chance:
         options = {**options, "generator": _generator}
-    _compute(what.base, _write_what_follows, what, on_host, arguments, options, wanted, made, writes=plain)
+    _compute(what.base, _write_what_follows, what, on_host, arguments, options, held, outputs, writes=plain)
 
 
 def _assumed(what, on_host, arguments, options, plain, unknown):
@@ -217,35 +217,35 @@ def _assumed(what, on_host, arguments, options, plain, unknown):
     base = what.base
     _forgotten([result for result in plain if is_of_floats(result)])
     integers = [result for result in plain if not is_of_floats(result)]
-    wanted = [result for result in integers if can_hold(result)]
+    held = [result for result in integers if can_hold(result)]
     for result in integers:
         if not can_hold(result):
             assume(result)
-    if not wanted:
+    if not held:
         return
     if base in CHOOSE:
         among = arguments[0].size(what.dim(arguments, options))
-        for result in wanted:
+        for result in held:
             period = among if _balanced else arguments[1] if base == "topk" else 1
             _write(result, (torch.arange(result.numel()) % max(period, 1)).view(result.shape))
     elif base == "all" and not is_of_floats(unknown[0]):
-        _write(wanted[0], torch.tensor(True))  # `all` of a mask that is too large to hold
+        _write(held[0], torch.tensor(True))  # `all` of a mask that is too large to hold
     elif base not in MAKE_INTEGERS or any(tensor.numel() > MOST_WORK for tensor in unknown):
-        for result in wanted:
+        for result in held:
             _write(result, torch.tensor(base == "all"))
     else:
-        _compute(base, _write_what_follows, what, on_host, arguments, options, wanted, plain, writes=wanted)
+        _compute(base, _write_what_follows, what, on_host, arguments, options, held, plain, writes=held)
 
 
-def _write_what_follows(what, on_host, arguments, options, wanted, made):
-    """Compute on the CPU what the kernel would have computed, and write it to the `wanted` among `made`."""
+def _write_what_follows(what, on_host, arguments, options, held, outputs):
+    """Compute on the CPU what the kernel would have computed, and write it to the `outputs` in `held`."""
     if not what.is_new:
-        for result in wanted:
+        for result in held:
             hold(result)
     computed = _computed(on_host, arguments, options)
     if what.is_new:
-        for result, value in zip(tensors_in((made,)), computed, strict=True):
-            if any(result is each for each in wanted):
+        for result, value in zip(tensors_in((outputs,)), computed, strict=True):
+            if any(result is each for each in held):
                 _write(result, value)
 
 
@@ -311,13 +311,13 @@ def _count(operator, redispatch, keys, arguments, options):
     along = arguments[1] if operator.__name__.startswith("unique_dim") else 0
     answer(values[0].size(along))
     try:
-        made = without_any(redispatch, keys, *arguments, **options)
+        outputs = without_any(redispatch, keys, *arguments, **options)
     finally:
         answer(None)
-    for result, value in zip(made if isinstance(made, tuple) else (made,), values, strict=True):
+    for result, value in zip(outputs if isinstance(outputs, tuple) else (outputs,), values, strict=True):
         if result is not None and result.shape == value.shape and can_hold(result):  # None: not requested
             _compute(operator.__name__, _write, result, value)
-    return made
+    return outputs
 
 
 def _write(result, value):
@@ -328,27 +328,27 @@ def _write(result, value):
 
 def _resized(redispatch, keys, tensor, *how, **named):
     """`resize_`: the old values stay, wherever the memory lies afterwards; added ones are unknown."""
-    kept = None
+    old = None
     is_known = not has_a_mode(keys) and is_plain(tensor) and tensor.numel() and is_held(tensor)
     if is_known and tensor.is_contiguous():
-        kept = values_of(tensor).as_strided((tensor.numel(),), (1,)).clone()
-    made = redispatch(keys, tensor, *how, **named)
-    if kept is not None and not is_held(tensor) and can_hold(tensor):
-        _compute("resize_", lambda: hold(tensor).view(-1)[: len(kept)].copy_(kept[: tensor.numel()]))
-    return made
+        old = values_of(tensor).as_strided((tensor.numel(),), (1,)).clone()
+    output = redispatch(keys, tensor, *how, **named)
+    if old is not None and not is_held(tensor) and can_hold(tensor):
+        _compute("resize_", lambda: hold(tensor).view(-1)[: len(old)].copy_(old[: tensor.numel()]))
+    return output
 
 
 def _copied(redispatch, keys, to, source, *how):
     if not isinstance(source, torch.Tensor):
         source = torch.tensor(source, dtype=to.dtype)
-    made = redispatch(keys, to, source, *how)
+    output = redispatch(keys, to, source, *how)
     if has_a_mode(keys):
-        return made
+        return output
     if is_plain(source):
         _copied_from_the_device(to, source)
     elif is_plain(to) and source.is_cpu:
         _written(to, source)
-    return made
+    return output
 
 
 def _written(to, values):
