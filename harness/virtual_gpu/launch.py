@@ -128,10 +128,9 @@ def outside(environment: Mapping[str, str]) -> dict[str, str]:
     if len(plain) == len(environment):
         return plain
     ours = (str(STARTUP), plain.get("TRITON_LIBCUDA_PATH") or str(STARTUP))
-    for name in ("PYTHONPATH", "PATH", "LD_LIBRARY_PATH"):
-        folders = [part for part in plain.pop(name, "").split(os.pathsep) if not part.startswith(ours)]
-        if any(folders):
-            plain[name] = os.pathsep.join(folders)
-    for name in ("LD_PRELOAD", "TRITON_LIBCUDA_PATH"):
-        plain.pop(name, None)
+    for name in ("PYTHONPATH", "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"):
+        parts = [part for part in plain.pop(name, "").split(os.pathsep) if not part.startswith(ours)]
+        if any(parts):
+            plain[name] = os.pathsep.join(parts)
+    plain.pop("TRITON_LIBCUDA_PATH", None)
     return plain
