@@ -1,4 +1,4 @@
-"""A model's sizes and layers, read from its config without torch."""
+"""A model's sizes and layers, read from its config.json without torch."""
 # pyright: reportUnusedImport=false
 
 from harness.architecture.attention import with_attention

@@ -1,7 +1,7 @@
-"""Which attention a recipe has that names none: sdpa, unless the model's class in transformers is without.
+"""The attention of a recipe that does not set it: sdpa, unless transformers' class of the model has none.
 
-transformers says so in the source of each family (`_supports_sdpa`), which is read and not imported: that
-would import torch, which takes seconds.
+The source of each family says so (`_supports_sdpa`). It is read and not imported, which would import torch
+and take seconds.
 """
 
 import re
@@ -15,19 +15,20 @@ from harness.recipe import Recipe
 from harness.system import say_once
 
 _LINES = re.compile(r"^class (\w+)\((.*)\):|^    _supports_sdpa = (True|False)", re.MULTILINE)
+"""Lines of a family's source: the beginning of a class with its bases, or what it says about sdpa."""
 _MAPPING = re.compile(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict\((.*?)^\)", re.MULTILINE | re.DOTALL)
 _ENTRY = re.compile(r"\(\"([\w-]+)\", \"(\w+)\"\)")
 
 
 def with_attention(recipe: Recipe) -> Recipe:
-    """`recipe` as it is if it names its attention; else with `attention: eager` where its model has no sdpa,
-    which is said once.
+    """`recipe` as it is if it sets `attention` or its model has sdpa; else with `attention: eager`, which a
+    sentence on stderr says once.
     """
     if "attention" in recipe.model_fields_set:
         return recipe
     try:
         config = read_config(find_config(recipe.model))
-    except InputError:  # whoever needs the model says it
+    except InputError:  # whatever needs the model will raise it
         return recipe
     family = str(config.get("model_type"))
     capped = config.get("attn_logit_softcapping") is not None
@@ -40,33 +41,33 @@ def with_attention(recipe: Recipe) -> Recipe:
 
 @cache
 def has_sdpa(family: str) -> bool | None:
-    """Whether transformers' causal language model of that family (a `model_type`) has sdpa; None for a family
-    whose source is not here.
+    """Whether transformers' causal language model of `family` (a `model_type`) has sdpa; None for a family
+    that is not installed.
     """
     source = family_source(family, "modeling")
-    made_by = _classes().get(family)
-    if source is None or made_by is None:
+    model_class = _classes().get(family)
+    if source is None or model_class is None:
         return None
     bases: dict[str, list[str]] = {}
-    said: dict[str, bool] = {}
+    supports: dict[str, bool] = {}
     name = ""
     for found in _LINES.finditer(source):
         if found[1]:
             name = found[1]
             bases[name] = [base.strip() for base in found[2].split(",")]
         else:
-            said[name] = found[3] == "True"
-    waiting = [made_by]
-    for name in waiting:
-        if name in said:
-            return said[name]
-        waiting += [base for base in bases.get(name, []) if base not in waiting]
-    return False  # as their common base says
+            supports[name] = found[3] == "True"
+    classes = [model_class]  # and its bases, nearest first
+    for name in classes:
+        if name in supports:
+            return supports[name]
+        classes += [base for base in bases.get(name, []) if base not in classes]
+    return False  # as PreTrainedModel, the base of all, says
 
 
 @cache
 def _classes() -> dict[str, str]:
-    """The class that transformers makes of each family as a causal language model."""
+    """The name of transformers' class of causal language models, by family."""
     path = models_folder() / "auto" / "modeling_auto.py"
     found = _MAPPING.search(path.read_text(encoding="utf-8")) if path.is_file() else None
     return dict(_ENTRY.findall(found[1])) if found else {}

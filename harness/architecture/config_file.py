@@ -11,10 +11,12 @@ from harness.system import is_object, read_whole, unrepeated
 
 MAX_CONFIG_BYTES = 1_000_000
 LARGEST_COUNT = 2**31 - 1
-"""Of anything in a config: kernels count in 32 bits."""
+"""The largest size that a config may give: kernels count in 32 bits."""
 MOST_LAYERS = 1_000
-"""A model is built, and a step walked through, layer by layer. The deepest published has 1,000."""
+"""The most layers that a config may give. A model is built, and its step simulated, layer by layer, and the
+deepest published model has 1,000."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Names of the number of layers."""
 EXPERTS = ("num_local_experts", "num_experts_per_tok")
 COUNTS = (
     *("vocab_size", "hidden_size", "n_embd", "intermediate_size", "head_dim"),
@@ -22,7 +24,7 @@ COUNTS = (
     *("num_attention_heads", "n_head", "num_key_value_heads"),
     *EXPERTS,
 )
-"""Fields that are counts in every family that has them (in some, a list of one for each layer)."""
+"""Fields that are counts in every family that has them, or in some a list with a count for each layer."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -40,15 +42,16 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _with_special_floats(found: dict[str, Any]) -> Any:
-    """{"__float__": "Infinity"} is how transformers writes the numbers that JSON lacks."""
-    if found.keys() == {"__float__"} and found["__float__"] in ("Infinity", "-Infinity", "NaN"):
-        return float(found["__float__"])
-    return found
+def _with_special_floats(parsed: dict[str, Any]) -> Any:
+    """The object as it is, or the float that it means: transformers writes {"__float__": "Infinity"} for
+    numbers that JSON lacks."""
+    if parsed.keys() == {"__float__"} and parsed["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(parsed["__float__"])
+    return parsed
 
 
 def checked_count(origin: str, name: str, value: Any, least: int, most: int) -> int:
-    """`value`, which a field has. Raises InputError naming `origin` and the field for no such count."""
+    """`value`, if it is a whole number from `least` to `most`. Else raises InputError naming the field."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InputError(
             f"model: {origin}: {name} is {value!r:.60}; it must be a whole number of at least {least} and at "
@@ -58,15 +61,15 @@ def checked_count(origin: str, name: str, value: Any, least: int, most: int) -> 
 
 
 def check_counts(config: Mapping[str, Any], origin: str) -> None:
-    """Raise InputError naming `origin`, the field and its value for a size that no model can have.
+    """Raise InputError, naming `origin`, the field and its value, for a size that no model can have.
 
-    transformers builds some of them all the same, and fails in the first step.
+    transformers builds some such models all the same, and fails in the first step.
     """
     for name in COUNTS:
         value = config.get(name)
         if value is None or isinstance(value, list | dict):
             continue
-        least = 0 if name in EXPERTS else 1  # a family with experts has members without
+        least = 0 if name in EXPERTS else 1  # a family with experts also has models without any
         checked_count(origin, name, value, least, MOST_LAYERS if name in LAYERS else LARGEST_COUNT)
     heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:

@@ -1,7 +1,7 @@
-"""What a family's config.json leaves out: the defaults of the transformers that is installed.
+"""The defaults of what a family's config.json leaves out, as the installed transformers has them.
 
-Its configuration classes name a default for every field, as literals. They are read from the source, since
-importing one imports torch, which takes seconds.
+The configuration classes of transformers have a default for every field, mostly a literal. These are read
+from the source, since importing a class imports torch, which takes seconds.
 """
 
 import ast
@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 FOLDERS = {"openai-gpt": "openai"}
-"""Of families that have another name there."""
+"""The folders in transformers/models of families whose folder has another name than the family."""
 
 
 @cache
 def family_defaults(family: str) -> dict[str, Any]:
-    """The literals in the body of the family's configuration class: its fields with their defaults, and also
-    `attribute_map` (other names of fields) and `base_model_tp_plan` (names of layers).
+    """The literals in the body of the configuration class of `family` (a `model_type`): fields with their
+    defaults, `attribute_map` (other names of fields) and `base_model_tp_plan` (names of layers).
 
-    Empty for a family that this transformers does not have.
+    Empty for a family that the installed transformers does not have.
     """
     for node in ast.walk(ast.parse(family_source(family, "configuration") or "")):
         if isinstance(node, ast.ClassDef):
@@ -31,7 +31,7 @@ def family_defaults(family: str) -> dict[str, Any]:
 
 
 def family_source(family: str, part: Literal["configuration", "modeling"]) -> str | None:
-    """The source of the family's configuration or of its models; None for one that is not here."""
+    """The Python source of the family's configuration or models; None for a family that is not installed."""
     module = FOLDERS.get(family, family.replace("-", "_"))
     for name in dict.fromkeys((module, module.removesuffix("_text"))):
         path = models_folder() / name / f"{part}_{name}.py"
@@ -41,12 +41,13 @@ def family_source(family: str, part: Literal["configuration", "modeling"]) -> st
 
 
 def models_folder() -> Path:
-    """Where transformers keeps its families. Finding a package does not import it."""
-    found = find_spec("transformers")
-    return Path(found.origin or "").parent / "models" if found else Path()
+    """The folder of transformers' families, found without importing transformers."""
+    spec = find_spec("transformers")
+    return Path(spec.origin or "").parent / "models" if spec else Path()
 
 
 def _literals(node: ast.ClassDef) -> dict[str, Any]:
+    """The names in a class' body that a literal is assigned to, with its value."""
     values: dict[str, Any] = {}
     for line in node.body:
         match line:
@@ -54,7 +55,7 @@ def _literals(node: ast.ClassDef) -> dict[str, Any]:
                 ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
             ):
-                with suppress(ValueError):  # computed, as a sum or a list of layers
+                with suppress(ValueError):  # no literal, but computed, as a sum or a list of layers
                     values[name] = ast.literal_eval(value)
             case _:
                 pass

@@ -1,4 +1,4 @@
-"""What configs call the sizes of a decoder: one name, and the others that families have for it."""
+"""The names that configs of different families have for the same size of a decoder."""
 
 NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model"),
@@ -28,4 +28,4 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sliding_window": ("attention_window_size",),
     "final_logit_softcapping": ("logits_soft_cap",),
 }
-"""Other names of a field; a family's own `attribute_map` comes before them."""
+"""By the name that harness uses for a field: other names of it. A family's own `attribute_map` goes first."""

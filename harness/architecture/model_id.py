@@ -1,7 +1,7 @@
-"""Where the config.json of a recipe's `model` is: one rule for every command. Imports no torch.
+"""Finds the config.json of a recipe's `model`, for every command by the same rule. Imports no torch.
 
-A name in recipes/models, the path of a file or of a checkpoint folder, or a Hugging Face id. Of an id only
-the config is fetched, a few kB, unless it is in the cache; HF_HUB_OFFLINE=1 forbids that.
+A model is a name in recipes/models, the path of a file or of a checkpoint folder, or a Hugging Face id. For
+an id only the config is fetched, a few kB, unless it is in the cache. HF_HUB_OFFLINE=1 forbids fetching.
 """
 
 import os
@@ -15,12 +15,13 @@ from harness.system import hub_unreached
 
 _ID = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}", re.ASCII)  # the lengths are those of huggingface_hub
 _OFF = {"0", "", "OFF", "NO", "FALSE"}
+"""Values of HF_HUB_OFFLINE that do not forbid anything."""
 
 
 def find_config(model: str) -> Path:
-    """The path of the model's config.json, fetched if need be.
+    """The path of the model's config.json, which is fetched if it is not on this machine.
 
-    Raises InputError for what is no name, no file and no id, and for an id whose config cannot be had.
+    Raises InputError if `model` is no name, no file and no id, and for an id whose config cannot be fetched.
     """
     here = config_here(model)
     if here is not None:
@@ -35,8 +36,8 @@ def find_config(model: str) -> Path:
 
 
 def shipped_config(model: str) -> Path | None:
-    """The config in recipes/models of the model with this Hugging Face id, or of the one that it was trained
-    from to follow instructions; None if there is none. So a gated id needs no network.
+    """The config in recipes/models of the model with the Hugging Face id `model`, or of the base model of an
+    instruction-tuned one; None if there is none. With it a gated id needs no network.
     """
     if "/" not in model:
         return None
@@ -54,13 +55,13 @@ def shipped_config(model: str) -> Path | None:
 
 
 def _plain(model: str) -> str:
-    """The name of an id, without what says only how the weights were trained further."""
+    """The name in an id, in lower case and without the parts that only say how the weights were tuned."""
     name = model.rpartition("/")[2].lower().removeprefix("meta-")
     return re.sub(r"-(instruct|it|chat)(?=-|$)", "", name)
 
 
 def config_here(model: str) -> Path | None:
-    """The path of the model's config.json on this machine; None if it is not here. Fetches nothing."""
+    """The path of the model's config.json if it is on this machine; else None. Fetches nothing."""
     named = find_model_config(model)
     if named is not None:
         return named
@@ -77,20 +78,20 @@ def _may_be_id(model: str) -> bool:
 
 
 def _in_cache(pattern: str) -> list[Path]:
-    """The configs of such ids in the Hugging Face cache."""
+    """The configs in the Hugging Face cache of ids that match `pattern`, in which "--" stands for "/"."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
     return [*hub.glob(f"models--{pattern}/snapshots/*/config.json")]
 
 
 def _cached(model: str) -> Path | None:
-    """The newest config of that id in the Hugging Face cache."""
+    """The newest config of the id `model` in the Hugging Face cache; None without one."""
     found = _in_cache(model.replace("/", "--"))
     return max(found, key=lambda path: path.lstat().st_mtime, default=None)
 
 
 def _without_network() -> str:
-    """What can be named instead of an id that nobody can ask for."""
+    """A sentence that says what to give in place of an id whose config cannot be fetched."""
     names = {path.parents[2].name.removeprefix("models--") for path in _in_cache("*")}
     cached = sorted(name.replace("--", "/") for name in names)
     ids = f", an id in the cache ({', '.join(cached[:3])})" if cached else ""
@@ -98,9 +99,9 @@ def _without_network() -> str:
 
 
 def _fetched(model: str) -> Path:
-    """The config of that id, from the Hub (or where HF_ENDPOINT points) into the cache."""
+    """The config of the id `model`, fetched into the cache from the Hub, or from where HF_ENDPOINT points."""
     hint = nearest_model(_plain(model))
-    if "/" in model:  # it may well be there: only its config cannot be asked for
+    if "/" in model:  # the id may well exist, and only its config cannot be fetched
         hint = hint.replace("Did you mean", "The nearest name in recipes/models is").replace("?", ".")
     nowhere = (
         f"model: {model}: there is no such name in recipes/models, no such file, and no config of that name "
@@ -108,7 +109,7 @@ def _fetched(model: str) -> Path:
     )
     if os.environ.get("HF_HUB_OFFLINE", "").upper() not in _OFF:
         raise InputError(f"{nowhere} HF_HUB_OFFLINE forbids to fetch it. {_without_network()}")
-    if hint and "/" not in model:  # a misspelt name of ours, and nobody's id
+    if hint and "/" not in model:  # a misspelt name of recipes/models
         raise InputError(f"{nowhere} Give the path of a config.json, or an id as owner/name.")
     import huggingface_hub
     from huggingface_hub import errors
@@ -117,8 +118,8 @@ def _fetched(model: str) -> Path:
     if unreached:
         raise InputError(f"{nowhere} It could not be fetched: {unreached}. {_without_network()}")
     try:
-        there = huggingface_hub.hf_hub_download(model, "config.json", dry_run=True)  # pyright: ignore[reportUnknownMemberType]
-        if (there.file_size or 0) > MAX_CONFIG_BYTES:
+        info = huggingface_hub.hf_hub_download(model, "config.json", dry_run=True)  # pyright: ignore[reportUnknownMemberType]
+        if (info.file_size or 0) > MAX_CONFIG_BYTES:
             raise InputError(f"model: {model}: its config.json has more than {MAX_CONFIG_BYTES:,} bytes.")
         return Path(huggingface_hub.hf_hub_download(model, "config.json"))  # pyright: ignore[reportUnknownMemberType]
     except InputError:

@@ -1,7 +1,7 @@
-"""The sizes of a decoder, read from its config without torch: any family's, under whatever names it has them.
+"""The sizes of a decoder of any family, read from its config without torch, under whatever names it has.
 
-What a config.json leaves out is the family's default (architecture/family.py). Where configs are silent on
-the layout of a block, a few rules below say how transformers lays out families of that kind.
+What a config.json leaves out is the family's default (architecture/family.py). No config says how a block is
+laid out: a few lists of families below say it, after transformers' models.
 """
 
 from collections import Counter
@@ -28,38 +28,43 @@ Mixer = Literal[
     "recurrent",
     "none",
 ]
-"""How a block mixes tokens. delta: linear attention with a state (gated delta rule, lightning attention);
-state space: Mamba-2; scan: Mamba; conv: a short gated convolution; recurrent: RG-LRU."""
+"""How a block mixes tokens. sliding: attention over a window; delta: linear attention with a state (gated
+delta rule, lightning attention); state space: Mamba-2; scan: Mamba; conv: a short gated convolution;
+recurrent: RG-LRU."""
 Feed = Literal["dense", "experts", "none"]
+"""How a block feeds forward: through one MLP, through some of several, or not at all."""
 
 _MIXERS: dict[str, Mixer] = {
     **dict.fromkeys(("sliding_attention", "chunked_attention"), "sliding"),
     **dict.fromkeys(("linear_attention", "mamba", "hybrid"), "state space"),
     **{"conv": "conv", "recurrent": "recurrent", "mlp": "none", "moe": "none"},
 }
-"""By what a config calls a layer; every other name is one of attention."""
+"""By a config's name of a layer. Every other name means full attention."""
 _LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+"""By a letter of Nemotron-H's hybrid_override_pattern: the name of the layer."""
 _MAMBA = ("mamba", "mamba2", "falcon_mamba", "zamba", "zamba2")
 _GATED = ("gemma", "recurrent_gemma", "zamba", "zamba2", "lfm2", "lfm2_moe")
-"""Families whose MLP has a gate though neither the plan of their layers nor the activation says so."""
+"""Families whose MLP has a gate, though neither base_model_tp_plan nor the activation says so."""
+# families whose blocks have other than two norms, or with parallel residuals, learned positions, biases
 _FOUR_NORMS = ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "glm4", "afmoe")
 _ONE_NORM = ("cohere", "cohere2", "cohere2_moe", "gptj", "phi", "codegen", *_MAMBA)
 _PARALLEL = ("cohere", "cohere2", "falcon", "gptj", "phi", "codegen", "gpt_neox")
 _LEARNED_POSITIONS = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "openai-gpt", "biogpt", "xglm", "gpt-sw3")
 _BIASED = ("gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "phi", "opt", "bloom", "starcoder2", "gptj")
 _RMS = ("nemotron_h", "lfm2", "lfm2_moe", "llama4_text", *_MAMBA)
-"""Families with RMSNorm whose config names its epsilon otherwise than rms_norm_eps."""
+"""Families with RMSNorm whose config has another name than rms_norm_eps for its epsilon."""
 _EVERY_EXPERT = {"llama4_text": "num_experts"}
-"""Llama4TextMoe gives every token to every expert, most of them multiplied by 0."""
+"""The field with the experts that compute a token, where it is not num_experts_per_tok: Llama4TextMoe gives
+every token to every expert, and multiplies most results by 0."""
 _QK_NORM = ("olmo", "qwen3", "lfm2")
-"""Beginnings of families that norm queries and keys, whether their plan says so or not."""
+"""How names of families begin that normalize queries and keys, whatever base_model_tp_plan says."""
 _SLIDING_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "olmo3": 4}
-"""Of so many layers one has full attention and the others a window; in other families with one, all do."""
+"""One of so many layers has full attention, the others a window. In families not listed, all have it."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A kind of decoder block, and how many there are."""
+    """A kind of decoder block, and how many blocks of a model are of this kind."""
 
     mixer: Mixer
     feed: Feed
@@ -67,78 +72,84 @@ class Block:
 
     @property
     def attends(self) -> bool:
-        """Whether it has attention over the sequence or a window of it."""
+        """Whether it has attention, over the sequence or over a window of it."""
         return "attention" in self.mixer or self.mixer == "sliding"
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What decides a causal language model's memory and time. Sizes are counts of elements."""
+    """The sizes that decide a causal language model's memory and time, in elements."""
 
     family: str
+    """The config's `model_type`."""
     vocab: int
     hidden: int
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
-    """Of queries and keys; with latent attention, both of their parts."""
+    """The size of a head's queries and keys; with latent attention, of both of their parts together."""
     intermediate: int
     tied: bool
-    """The output head and the embedding are one weight."""
+    """Whether the output head and the embedding are one weight."""
     activation: str = "silu"
     gated: bool = True
-    """The MLP has three matrices: gate, up, down. Otherwise two."""
+    """Whether the MLP has three matrices (gate, up, down) or two."""
     dtype: str | None = None
-    """The dtype the config declares: fp32, bf16 or fp16."""
+    """The dtype that the config declares: fp32, bf16 or fp16; None for another or none."""
     kinds: tuple[Block, ...] = ()
-    """The kinds of block; empty: all alike, with attention."""
+    """The kinds of block; empty where all are alike and have attention."""
     value_dim: int = 0
-    """Of a head's values; 0: head_dim."""
+    """The size of a head's values; 0: head_dim."""
     query_rank: int = 0
-    """Latent attention (arXiv 2405.04434): queries come from so many latents; 0: from the hidden states."""
+    """Latent attention (arXiv 2405.04434): the size of the vector that queries are made of; 0: they are made
+    of the hidden states."""
     kv_rank: int = 0
-    """Latents that keys and values come from; 0: there are none."""
+    """The size of the vector that keys and values are made of; 0 without latent attention."""
     rope_dim: int = 0
-    """Of a latent key, the dimensions that are rotated and shared by all heads."""
+    """The dimensions of a latent key that are rotated and shared by all heads."""
     positions: int = 0
-    """Learned positions; 0 with rotary embeddings."""
+    """The number of learned positions; 0 with rotary embeddings."""
     bias: bool = False
-    """Linear layers have biases."""
+    """Whether linear layers have biases."""
     qkv_bias: bool = False
     layer_norm: bool = False
-    """LayerNorm; otherwise RMSNorm."""
+    """Whether norms are LayerNorm instead of RMSNorm."""
     norms: int = 2
-    """Of a block."""
+    """The number of norms in a block with a mixer and an MLP."""
     qk_norm: bool = False
     experts: int = 0
     experts_per_token: int = 0
     expert_width: int = 0
+    """The inner width of an expert."""
     shared_width: int = 0
-    """Of the MLP that all tokens take beside their experts."""
+    """The inner width of the MLP that every token takes in addition to its experts; 0 without one."""
     gates_shared: bool = False
-    """A linear layer of one output weighs what that MLP says."""
+    """Whether a linear layer with one output weights the result of that MLP."""
     sliding_window: int | None = None
+    """Tokens that a block with a window attends to; None where no block has one."""
     attention_softcap: bool = False
     logit_softcap: bool = False
     parallel_residual: bool = False
-    """Attention and MLP read the same residual stream."""
+    """Whether attention and MLP read the same residual stream."""
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
     state_heads: int = 0
     """Heads of a linear-attention or state-space layer."""
     state_head_dim: int = 0
+    """The size of such a head's values."""
     state_key_heads: int = 0
-    """Key heads of linear attention; groups of a state space."""
+    """Key heads of linear attention, or groups of a state space."""
     state_dim: int = 0
-    """Of a key of linear attention; of a state space's state."""
+    """The size of a key of linear attention, or of a state space's state."""
     conv_kernel: int = 0
+    """The width, in tokens, of such a layer's convolution."""
     gated_attention: bool = False
-    """Queries bring a gate for attention's output."""
+    """Whether the matrix of queries also makes a gate for attention's output."""
     chunk: int = 0
-    """Tokens that a state-space layer works on at a time."""
+    """Tokens that a linear-attention or state-space layer computes at a time."""
     tower: int = 0
-    """Weights that see: an image tower's and its projector's."""
+    """Weights of the image tower and its projector together."""
 
     @property
     def state_width(self) -> int:
@@ -152,36 +163,32 @@ class ModelShape:
 
 
 def load_shape(model: str) -> ModelShape:
-    """The shape of `model`: a name in recipes/models, a config.json, a checkpoint folder, or a Hugging Face
-    id (architecture/model_id.py).
+    """The shape of `model`, which model_id.py finds: a name in recipes/models, a path, or a Hugging Face id.
 
-    Raises InputError for a model that cannot be found or read, or whose config gives no sizes.
+    Raises InputError for a model that cannot be found or read, or whose config lacks sizes.
     """
     path = find_config(model)
     return read_shape(read_config(path), str(path))
 
 
 def read_shape(config: Mapping[str, Any], origin: str = "config") -> ModelShape:
-    """The shape a config describes. Raises InputError naming `origin`, the field and its value."""
-    whole, inner = config, config.get("text_config")  # of a model that also sees or hears: its decoder
+    """The shape that a config describes. Raises InputError naming `origin`, the field and its value."""
+    whole, inner = config, config.get("text_config")  # the decoder of a model with other modalities too
     if is_object(inner):
-        tied = config.get("tie_word_embeddings", _tied(config))
+        # of the whole model's family, if its config leaves it out, and else of the decoder's
+        default = family_defaults(str(config.get("model_type"))).get("tie_word_embeddings")
+        tied = config.get("tie_word_embeddings", default)
         config = {**({} if tied is None else {"tie_word_embeddings": tied}), **inner}
     family = config.get("model_type")
     if not isinstance(family, str):
-        said = "it must name the model's family, for example llama."
-        raise InputError(f"model: {origin}: model_type is {family!r:.60}; {said}")
+        needed = "it must name the model's family, for example llama."
+        raise InputError(f"model: {origin}: model_type is {family!r:.60}; {needed}")
     shape = _shape(family, _Reader(family, config, origin))
     return replace(shape, tower=tower_elements(whole, shape.hidden))
 
 
-def _tied(config: Mapping[str, Any]) -> bool | None:
-    """The default of the whole model's family; None where it has none, and the decoder's is taken."""
-    return family_defaults(str(config.get("model_type"))).get("tie_word_embeddings")
-
-
 class _Reader:
-    """Typed access to a config's values, under transformers' names or others, with the family's defaults."""
+    """Reads a config's values, whatever names the family has for them, with the family's defaults."""
 
     def __init__(self, family: str, config: Mapping[str, Any], origin: str) -> None:
         self.family, self.given, self.origin = family, config, origin
@@ -194,7 +201,8 @@ class _Reader:
         return [name, *([own] if own else []), *NAMES.get(name, ())]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a field. One that is null has no window, no cap: not the default."""
+        """The value of a field. One that the config sets to null (no window, no cap) has `default`, and not
+        the family's default."""
         for values in (self.given, self.defaults):
             found = [values[each] for each in self.names(name) if each in values]
             if found and (found[0] is not None or values is self.given):
@@ -202,7 +210,7 @@ class _Reader:
         return default
 
     def has(self, name: str) -> bool:
-        """Whether the family knows the field. Of a family that transformers does not have, all are."""
+        """Whether the family has the field. A family that transformers does not have counts as having all."""
         return not self.defaults or any(each in self.defaults for each in self.names(name))
 
     def count(self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST_COUNT) -> int:
@@ -213,7 +221,7 @@ class _Reader:
         return checked_count(self.origin, name, value, least, most)
 
     def size(self, name: str) -> int:
-        """A count that may be missing: 0."""
+        """A count that may be missing, and is 0 then."""
         return self.count(name, 0, least=0)
 
     def rate(self, name: str) -> float:
@@ -297,12 +305,13 @@ def _mlp_width(read: _Reader, hidden: int) -> int:
 
 
 def _kinds(read: _Reader, layers: int, pattern: list[str]) -> tuple[Block, ...]:
-    """How many blocks there are of each kind."""
+    """The kinds of block that the model has, with their counts. `pattern`: names of the layers, if
+    Nemotron-H's config has them."""
     named: Any = pattern or read.get("layer_types")
     names = (
         [*cast("list[Any]", named)] if isinstance(named, list | tuple) and named else _unnamed(read, layers)
     )
-    names = (names * layers)[:layers]  # RecurrentGemma repeats three
+    names = (names * layers)[:layers]  # RecurrentGemma lists three, which repeat
     dense = read.size("first_k_dense_replace")
     mixture = read.size("num_experts") > 0 and read.get("is_moe", True)
     every, offset = read.count("expert_layer_period", 1), read.size("expert_layer_offset")
@@ -315,14 +324,15 @@ def _kinds(read: _Reader, layers: int, pattern: list[str]) -> tuple[Block, ...]:
             mixer, feed = _state_mixer(read), "none" if read.family in _MAMBA else feed
         if mixer == "sliding" and not isinstance(read.get("sliding_window"), int):
             mixer = "attention"
-        if read.family == "nemotron_h":  # a block mixes, or it feeds forward
+        if read.family == "nemotron_h":  # a block mixes tokens or feeds forward, and never both
             feed = "none" if mixer != "none" else "experts" if name == "moe" else "dense"
         found[mixer, feed] += 1
     return tuple(Block(mixer, feed, count) for (mixer, feed), count in found.items())
 
 
 def _state_mixer(read: _Reader) -> Mixer:
-    """Configs call every layer that keeps a state `linear_attention`; other fields tell which it is."""
+    """The mixer of a layer that keeps a state: configs call each `linear_attention`, and other fields say
+    which one it is."""
     if read.get("linear_num_key_heads") is not None or read.family in ("minimax", "kimi_linear"):
         return "delta"
     if read.family == "falcon_h1":
@@ -332,7 +342,7 @@ def _state_mixer(read: _Reader) -> Mixer:
 
 
 def _unnamed(read: _Reader, layers: int) -> list[str]:
-    """The kinds of layers where the config lists none, as transformers' configuration classes have it."""
+    """Names of the layers where the config lists none, by transformers' configuration classes."""
     attends, period, family = read.get("full_attn_idxs"), read.size("attn_layer_period"), read.family
     window = isinstance(read.get("sliding_window"), int)
     if isinstance(attends, list):
@@ -355,7 +365,7 @@ def _unnamed(read: _Reader, layers: int) -> list[str]:
 
 
 def _state(read: _Reader, hidden: int, heads: int) -> dict[str, Any]:
-    """Sizes of linear-attention and state-space layers, as far as the config gives them."""
+    """The fields of ModelShape that are about linear-attention and state-space layers."""
     kernel = read.count("conv_kernel", 4)
     if read.get("linear_num_key_heads") is not None:
         return {

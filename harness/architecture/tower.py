@@ -1,4 +1,4 @@
-"""The weights of an image tower and of its projector, counted from a config without torch."""
+"""Counts the weights of an image tower and of its projector from a config, without torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,47 +8,53 @@ from harness.system import is_object
 
 
 def tower_elements(config: Mapping[str, Any], hidden: int) -> int:
-    """Elements of all weights between an image's pixels and a decoder of width `hidden`: a ViT (arXiv
-    2010.11929) and a projector. 0 for a config without a tower, or with one of another kind.
+    """How many weights are between an image's pixels and a decoder of width `hidden`: those of a ViT (arXiv
+    2010.11929) and of a projector. 0 for a config without a tower, and for a tower of another kind.
 
-    Gated MLPs, RMSNorm and no learned positions go together here, as in Qwen2.5-VL (arXiv 2502.13923, section
-    2.1.1); the others have LayerNorm and a learned position for each patch of the size they were made for.
+    A tower with gated MLPs has RMSNorm and no learned positions, as in Qwen2.5-VL (arXiv 2502.13923, section
+    2.1.1). Any other has LayerNorm and a learned position for each patch of an image of its original size.
     """
     vision = config.get("vision_config")
     if not is_object(vision):
         return 0
-    given = {**family_defaults(str(vision.get("model_type"))), **vision}
+    tower = {**family_defaults(str(vision.get("model_type"))), **vision}
     width, depth, inner = (
-        _first(given, *names)
+        _first(tower, *names)
         for names in (("embed_dim", "hidden_size"), ("depth", "num_hidden_layers"), ("intermediate_size",))
     )
-    inner = inner or width * _first(given, "mlp_ratio")
-    patch, merged = _first(given, "patch_size"), _first(given, "spatial_merge_size")
+    inner = inner or width * _first(tower, "mlp_ratio")
+    patch, merged = _first(tower, "patch_size"), _first(tower, "spatial_merge_size")
     if not (width and depth and inner and patch):
         return 0
-    gated, norm = given.get("hidden_act") == "silu", width * (1 if given.get("hidden_act") == "silu" else 2)
-    values = (_first(given, "in_channels", "num_channels") or 3) * patch**2
-    values *= _first(given, "temporal_patch_size") or 1
-    learned = _first(given, "num_position_embeddings")  # Qwen3-VL's, with a bias of the patches
-    biased = 0 if merged and not learned else width
-    learned = learned or (0 if merged else (_first(given, "image_size") // patch) ** 2)
+    gated = tower.get("hidden_act") == "silu"
+    norm = width * (1 if gated else 2)
+    values = (_first(tower, "in_channels", "num_channels") or 3) * patch**2  # of one patch
+    values *= _first(tower, "temporal_patch_size") or 1
+    positions = _first(tower, "num_position_embeddings")  # Qwen3-VL, whose patches have a bias too
+    bias = 0 if merged and not positions else width
+    positions = positions or (0 if merged else (_first(tower, "image_size") // patch) ** 2)
     attention = 4 * width * (width + 1)
     mlp = (2 + gated) * width * inner + (1 + gated) * inner + width
     blocks = depth * (attention + mlp + 2 * norm)
-    deep = len(given.get("deepstack_visual_indexes") or ())  # layers with a projector and its norm each
+    deep = len(tower.get("deepstack_visual_indexes") or ())  # layers that have a projector with a norm each
     projectors = (1 + deep) * _projector(config, width, merged, hidden) + deep * 2 * width * merged**2
-    return values * width + biased + learned * width + blocks + norm + projectors
+    return values * width + bias + positions * width + blocks + norm + projectors
 
 
 def _projector(config: Mapping[str, Any], width: int, merged: int, hidden: int) -> int:
-    """Gemma 3 has one matrix behind a norm, which a merger's two have counted with the tower; LLaVA two."""
+    """How many weights a projector has, from a tower of `width` to a decoder of width `hidden`.
+
+    Gemma 3's is one matrix behind a norm. Others have two matrices with biases: LLaVA's come after each
+    patch, and a merger's after `merged` x `merged` patches in one.
+    """
     if "mm_tokens_per_image" in config:
         return width * hidden + width
     inner = width * merged**2 if merged else hidden
-    before = inner if merged else width
-    return before * inner + inner + inner * hidden + hidden
+    inputs = inner if merged else width
+    return inputs * inner + inner + inner * hidden + hidden
 
 
 def _first(values: Mapping[str, Any], *names: str) -> int:
+    """The value of the first of these fields that is a whole number; 0 without one."""
     found = (values.get(name) for name in names)
     return next((each for each in found if isinstance(each, int) and not isinstance(each, bool)), 0)

@@ -1,4 +1,4 @@
-"""What a recipe trains on: files and conversations, read, tokenized, laid into rows. It needs no torch."""
+"""A recipe's data: files and conversations are read, tokenized and laid into rows. It needs no torch."""
 # pyright: reportUnusedImport=false
 
 from harness.data.check import check_data

@@ -1,4 +1,4 @@
-"""Conversations as tokens by a checkpoint's chat template, and which of them the assistant wrote."""
+"""Tokenizes conversations by a checkpoint's chat template, and marks the tokens that the assistant wrote."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,22 +11,23 @@ from harness.data.examples import Example
 from harness.errors import InputError
 
 Span = tuple[int, int]
-"""Characters of a rendered conversation, from the first to before the last."""
+"""A part of a rendered conversation: its first character, and the one behind its last."""
 _GENERATION = re.compile(r"\{\%-?\s*generation\s*-?\%\}")
-"""How a template says what the assistant writes (transformers, utils/chat_template_utils.py)."""
+"""The mark with which a template begins what the assistant writes (transformers,
+utils/chat_template_utils.py)."""
 
 
 class Chat(NamedTuple):
-    """A conversation as one document."""
+    """A conversation as one document. Both arrays have shape (n,)."""
 
     tokens: NDArray[np.int32]
     learned: NDArray[np.bool_]
-    """Whether each token is one that the assistant wrote, and is to be learned."""
+    """Whether each token is to be learned, as what the assistant wrote is."""
 
 
 def plain_chat(example: Example) -> list[tuple[str, bool]]:
-    """Pieces of text and whether each is learned, in the ChatML form: for random weights, whose tokens are
-    bytes, so that no template is theirs.
+    """The pieces of the conversation in ChatML form, and whether each is learned: for random weights, which
+    have no template of their own.
     """
     pieces: list[tuple[str, bool]] = []
     for number, message in enumerate(example.messages):
@@ -41,9 +42,10 @@ def plain_chat(example: Example) -> list[tuple[str, bool]]:
 def templated_turns(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], prompted: bool, where: str
 ) -> NDArray[np.int32]:
-    """Tokens of messages, and with `prompted` of what asks the assistant to speak, by the chat template."""
+    """The tokens of messages by the chat template, with the generation prompt behind them if `prompted`.
+    Raises InputError, beginning with `where`, for messages that the template cannot render."""
     try:
-        written = tokenizer.apply_chat_template(
+        encoding = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tools=list(tools) or None,
             add_generation_prompt=prompted,
@@ -51,11 +53,11 @@ def templated_turns(
         )
     except Exception as error:
         raise _unrendered(where, error) from None
-    return np.asarray(written["input_ids"], dtype=np.int32)
+    return np.asarray(encoding["input_ids"], dtype=np.int32)
 
 
 def _unrendered(where: str, error: Exception) -> InputError:
-    """A template is a program: it raises jinja's errors, its own, and Python's."""
+    """The error to raise where a template fails. It is a program: it raises jinja's errors and Python's."""
     return InputError(
         f"{where}: the chat template cannot render it ({' '.join(str(error).split())[:300]}). "
         "Mend the conversation, or leave it out."
@@ -63,11 +65,11 @@ def _unrendered(where: str, error: Exception) -> InputError:
 
 
 def templated_chat(tokenizer: Any, example: Example) -> Chat:
-    """The conversation by the chat template of `tokenizer` (transformers' own, with character offsets).
+    """The conversation by the chat template of `tokenizer`, a fast one of transformers.
 
-    What is learned are the parts that the template marks as generated, or else the assistant's turns, each
-    from behind the generation prompt to the end of the turn. Raises InputError for a conversation that the
-    template does not render, or whose turns cannot be told apart.
+    Learned are the parts that the template marks as generated, or else the assistant's turns, each from
+    behind the generation prompt to the end of the turn. Raises InputError for a conversation that the
+    template cannot render, or whose turns cannot be told apart.
     """
     tools = list(example.tools) or None
     messages = [dict(message) for message in example.messages]
@@ -85,7 +87,7 @@ def templated_chat(tokenizer: Any, example: Example) -> Chat:
             messages, return_dict=True, return_assistant_tokens_mask=marked, **options
         )
         text = rendered(len(messages), False)
-        given = len(rendered(example.num_given, False)) if example.num_given else 0
+        read_only = len(rendered(example.num_given, False)) if example.num_given else 0  # characters
         spans: Sequence[Span] = [] if marked else _assistant_spans(example, text, rendered)
     except InputError:
         raise
@@ -98,14 +100,14 @@ def templated_chat(tokenizer: Any, example: Example) -> Chat:
         learned = np.zeros(len(starts), dtype=np.bool_)
         for start, end in spans:
             learned |= (starts >= start) & (starts < end)
-    return Chat(np.asarray(whole["input_ids"], dtype=np.int32), learned & (starts >= given))
+    return Chat(np.asarray(whole["input_ids"], dtype=np.int32), learned & (starts >= read_only))
 
 
 def _assistant_spans(example: Example, text: str, rendered: Callable[[int, bool], str]) -> Sequence[Span]:
-    """Where the assistant's turns are in `text`, the whole conversation; `rendered(n, prompted)` is its first
-    n messages, followed by what asks the assistant to speak if prompted.
+    """Where the assistant's turns are in `text`, the whole conversation. `rendered(n, prompted)` is the text
+    of its first n messages, with the generation prompt behind them if `prompted`.
 
-    A template may write a turn otherwise once others follow it (without what the assistant thought): then
+    A template may render a turn differently once others follow it (without what the assistant thought). Then
     the turn's end is found by its words and by what the template puts behind them.
     """
     spans: list[Span] = []
@@ -120,9 +122,9 @@ def _assistant_spans(example: Example, text: str, rendered: Callable[[int, bool]
             spans.append((len(before), len(through)))
             continue
         words = str(message["content"] or "").strip()
-        said, closing = through.rfind(words), through[through.rfind(words) + len(words) :]
+        last, closing = through.rfind(words), through[through.rfind(words) + len(words) :]
         at = text.find(words + closing, len(before))
-        if not words or said < 0 or not text.startswith(before) or at < 0:
+        if not words or last < 0 or not text.startswith(before) or at < 0:
             raise InputError(
                 f"{example.where}: the chat template writes the assistant's turn {number + 1} otherwise once "
                 "others follow it, so what it wrote cannot be told apart. End the conversation with that "

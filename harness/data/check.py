@@ -1,4 +1,4 @@
-"""Whether a run could read a recipe's data: asked by estimates, which read none. Imports no torch."""
+"""Checks, for estimates, that a run could read the recipe's data. Imports no torch."""
 
 import itertools
 from pathlib import Path
@@ -7,25 +7,26 @@ from typing import Any
 from harness.data.documents import LARGEST_BYTES, Read, empty, existing_path, file_examples, no_chat_template
 from harness.data.examples import Example, read_example
 from harness.data.pairs import Pair, all_pairs, learned_from, pair_reader, pair_rows
-from harness.data.rows import TEXTS_AT_ONCE, corpus_rows, is_stream, tokenized
+from harness.data.rows import corpus_rows, is_stream, tokenized
 from harness.data.tokenizer import NUM_BYTES, byte_tokenizer
 from harness.errors import InputError
 from harness.recipe import Recipe
 from harness.system import read_whole
 
 NUM_CHECKED = 100
-"""Examples that an estimate reads, to refuse what a run would refuse."""
+"""How many examples are read, to refuse what a run would refuse."""
 LARGEST_CHECKED_BYTES = 2**26
-"""Of a .txt file that an estimate decodes, and of a .json file that it parses or looks into."""
+"""The largest .txt or .json file that is checked."""
 A_VOCABULARY = NUM_BYTES + 1
-"""Of bytes, and a token that ends a document: all that a model's own adds to them is never written."""
+"""The size of a vocabulary of bytes and a token that ends a document. Texts as bytes have no other tokens,
+whatever the model's own vocabulary."""
 
 
 def check_data(recipe: Recipe) -> None:
-    """Raise the InputError that reading the recipe's data would: by its file's form and first examples, and
-    for having nothing to predict, as random weights read it.
+    """Raise the InputError that a run would raise for the recipe's data: for the form of the file and its
+    first examples, and, with random weights, for data in which nothing can be predicted.
 
-    For estimates, which need no data: a data set of the Hub is not asked for.
+    Estimates need no data, so a data set of the Hub is neither fetched nor checked.
     """
     if recipe.data == "synthetic":
         return
@@ -42,7 +43,7 @@ def check_data(recipe: Recipe) -> None:
     if template is False and any(_is_conversation(example) for example in examples):
         raise InputError(no_chat_template(recipe.data, recipe.model))
     if recipe.weights == "random" and not _has_something_to_learn(recipe, path):
-        # it raises, in the words that a run has
+        # one of these raises InputError, with a run's own sentence
         words = byte_tokenizer(recipe, A_VOCABULARY)
         if recipe.compares:
             pair_rows(recipe, words, A_VOCABULARY)
@@ -55,25 +56,23 @@ def _is_conversation(example: Example | Pair) -> bool:
 
 
 def _has_something_to_learn(recipe: Recipe, path: Path) -> bool:
-    """Whether any example of the file is learned from within its first seq_len bytes."""
+    """Whether any example of the file has a token to learn within its first seq_len bytes."""
     if is_stream(recipe):
         return path.stat().st_size + 1 >= recipe.seq_len
     tokenizer = byte_tokenizer(recipe, A_VOCABULARY)
     if recipe.compares:
         return any(learned_from(recipe, pair) for pair in all_pairs(recipe, tokenizer))
     examples = file_examples(recipe.data, path, recipe.packing)
-    some = itertools.islice(examples, NUM_CHECKED)
-    while found := list(some):
-        for chat, whole in tokenized(found, tokenizer):
+    while texts := list(itertools.islice(examples, NUM_CHECKED)):
+        for chat, whole in tokenized(texts, tokenizer):
             learned = chat.learned[1:] if recipe.packing and not whole else chat.learned[1 : recipe.seq_len]
             if learned.any():
                 return True
-        some = itertools.islice(examples, TEXTS_AT_ONCE)
     return False
 
 
 def _chat_template_file(recipe: Recipe) -> bool | None:
-    """Whether the checkpoint folder of pretrained weights has a chat template; None for all else."""
+    """Whether the folder of pretrained weights has a chat template; None where `model` is no such folder."""
     folder = Path(recipe.model).expanduser()
     if recipe.weights != "pretrained" or not folder.is_dir():
         return None

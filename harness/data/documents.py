@@ -1,4 +1,4 @@
-"""What a recipe's `data` field names, read as examples: files of several kinds and data sets of the Hub."""
+"""Reads the examples of a recipe's `data`: files of several kinds, and data sets of the Hub."""
 
 import errno
 import json
@@ -12,39 +12,41 @@ from harness.errors import InputError, MissingDependency
 from harness.system import hub_or_cache, is_array, is_object, open_regular, read_whole
 
 LONGEST_LINE_BYTES = 2**24
-"""16 MiB of text is millions of tokens, more than any row; a longer line is not one example a line."""
+"""The longest line of a .jsonl file: 16 MiB of text is millions of tokens, and no longer one example."""
 LARGEST_BYTES = {".json": 2**28, ".txt": 2**30}
-"""Of what is read at once: 256 MiB of a .json file, which is one value, read into some ten times its size."""
+"""The largest files of the two kinds that are read at once. A .json file is one value, which takes some ten
+times the file's size in memory."""
 ROWS_AT_ONCE = 1000
-"""Of a parquet file."""
+"""Rows of a parquet file that are read at a time."""
 READ = ".jsonl (a JSON object a line), .json (a list of objects), .parquet or .txt file"
+"""The kinds of file that are read, for messages."""
 FILE_SUFFIX = re.compile(
     r"\.(arrow|csv|gz|html|jsonl?|ndjson|md|parquet|pdf|py|rst|tsv|txt|xml|ya?ml|zip|zst)$", re.I
 )
-"""Endings no dataset id has: what ends like this was meant as a file."""
+"""Endings of files, which no id of a data set has."""
 T = TypeVar("T")
 Read = Callable[[Mapping[str, Any], str], T]
-"""(a row's fields, where it stands) -> what it is an example of."""
+"""(a row's fields, where the row is) -> its example, an Example or a Pair."""
 
 
 def read_examples(data: str, *, paragraphs: bool, read: Read[T] = read_example) -> Iterator[T]:
-    """The examples of a file (READ) or of the train split of a Hugging Face dataset, in order, by `read`.
+    """The examples of a file or of the train split of a Hugging Face data set, in order, each made by `read`.
 
-    A .txt file is one example, or with `paragraphs` one a paragraph (paragraphs end at a blank line).
-    Raises InputError naming `data`, the place and the fix for whatever cannot be read. Yields nothing for
-    data without text.
+    A .txt file is one example, or with `paragraphs` one for each paragraph (paragraphs end at a blank line).
+    Raises InputError naming `data`, the place and the fix for what cannot be read. Yields nothing for data
+    without text.
     """
     path = existing_path(data)
     return _dataset_examples(data, read) if path is None else file_examples(data, path, paragraphs, read)
 
 
 def empty(data: str) -> str:
-    """What to say of data without an example."""
+    """The message about data without an example."""
     return f"data: {data} is empty. Give data with text in it, or data: synthetic."
 
 
 def no_chat_template(data: str, model: str) -> str:
-    """What to say of conversations that a checkpoint cannot write."""
+    """The message about conversations for a checkpoint without a chat template."""
     return (
         f"data: {data} holds conversations, and model: {model} has no chat template to write them with. Use "
         "the instruction-tuned checkpoint, add its chat_template.jinja to the folder, or give `prompt` and "
@@ -53,6 +55,7 @@ def no_chat_template(data: str, model: str) -> str:
 
 
 def file_examples(data: str, path: Path, paragraphs: bool, read: Read[T] = read_example) -> Iterator[T]:
+    """The examples of the file at `path`, as read_examples reads them."""
     suffix = path.suffix.lower()
     if suffix == ".txt":
         return _text_examples(data, path, paragraphs, read)
@@ -68,7 +71,8 @@ def file_examples(data: str, path: Path, paragraphs: bool, read: Read[T] = read_
 
 
 def existing_path(data: str) -> Path | None:
-    """The file `data` names; None if it reads as a dataset id."""
+    """The file that `data` names; None if `data` looks like the id of a data set. Raises InputError for a
+    folder, an irregular file and a name that is neither."""
     try:
         path = Path(data).expanduser()
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""The forms in which people keep examples to learn from: one row's fields, read as an Example. No torch."""
+"""Reads a row's fields as an Example, in the forms in which people keep examples. Imports no torch."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ FORMS = (
     "or `instruction` and `output` (Alpaca)"
 )
 MOST_MESSAGES = 1000
-"""Of one conversation: each assistant's turn may be rendered with all that comes before it."""
+"""The most messages of a conversation: each turn may be rendered with all messages before it."""
 _SHAREGPT_ROLES = {
     "system": "system",
     **dict.fromkeys(("human", "user"), "user"),
@@ -28,24 +28,24 @@ _ALPACA_CONTEXT = ", paired with an input that provides further context"
 
 
 class Example(NamedTuple):
-    """One document."""
+    """One document: a text, or a conversation."""
 
     text: str = ""
-    """What the model learns to write."""
+    """The text that the model learns to write."""
     prompt: str = ""
-    """What it reads first and is not trained to write."""
+    """Text before it, which the model reads and does not learn to write."""
     messages: tuple[Mapping[str, Any], ...] = ()
-    """A conversation instead, each message with role and content: the model learns the assistant's turns."""
+    """The messages of a conversation, each with role and content. The model learns the assistant's turns."""
     tools: tuple[Any, ...] = ()
-    """What the assistant may call, as the chat template shows it."""
+    """JSON schemas of the functions that the assistant may call."""
     num_given: int = 0
-    """Leading messages that are read and not learned, whoever wrote them."""
+    """How many messages, from the first on, are read and not learned, whoever wrote them."""
     where: str = ""
-    """Of a conversation: the file and line, for whoever cannot render it."""
+    """The file and line of a conversation, for error messages."""
 
 
 def read_example(fields: Mapping[str, Any], where: str) -> Example:
-    """The example in a row's `fields`. Raises InputError that begins with `where` and says what to do."""
+    """The example in a row's `fields`. Raises InputError that begins with `where` and says the fix."""
     _refuse_other_tasks(fields, where)
     if "text" in fields:
         return Example(string_of(fields, "text", where))
@@ -64,6 +64,7 @@ def read_example(fields: Mapping[str, Any], where: str) -> Example:
 
 
 def _refuse_other_tasks(fields: Mapping[str, Any], where: str) -> None:
+    """Raise InputError for fields of preference data, which name the task to set."""
     if "chosen" in fields and "rejected" in fields:
         found = "`chosen` and `rejected`, a better and a worse answer: preference training (DPO, ORPO)"
         tasks = "dpo, orpo or reward"
@@ -79,12 +80,12 @@ def _refuse_other_tasks(fields: Mapping[str, Any], where: str) -> None:
 
 
 def _alpaca(fields: Mapping[str, Any], where: str) -> Example:
-    """Alpaca's own prompt, whose answer is learned."""
-    given = string_of(fields, "input", where) if fields.get("input") is not None else ""
+    """An instruction with Alpaca's own prompt around it, and its output, which is learned."""
+    context = string_of(fields, "input", where) if fields.get("input") is not None else ""
     prompt = _ALPACA.format(
-        context=_ALPACA_CONTEXT if given else "",
+        context=_ALPACA_CONTEXT if context else "",
         instruction=string_of(fields, "instruction", where),
-        input=f"### Input:\n{given}\n\n" if given else "",
+        input=f"### Input:\n{context}\n\n" if context else "",
     )
     return Example(string_of(fields, "output", where), prompt)
 
@@ -95,7 +96,7 @@ def _conversation(fields: Mapping[str, Any], field: str, where: str) -> Example:
 
 
 def _answered(fields: Mapping[str, Any], where: str) -> Example:
-    """A prompt and a completion that are messages: what the completion's assistant says is learned."""
+    """A prompt and a completion that are messages. The assistant's turns in the completion are learned."""
     prompt = messages_of(fields["prompt"], "prompt", where)
     completion = messages_of(fields["completion"], "completion", where)
     tools = tools_of(fields, where)
@@ -103,6 +104,8 @@ def _answered(fields: Mapping[str, Any], where: str) -> Example:
 
 
 def messages_of(value: Any, field: str, where: str) -> tuple[Mapping[str, Any], ...]:
+    """The messages of a conversation, each with role and content; `value` is that of the row's `field`.
+    Raises InputError that begins with `where`."""
     if not is_array(value) or not value:
         kind = "empty" if value == [] else type(value).__name__
         raise InputError(
@@ -157,6 +160,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def tools_of(fields: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+    """The row's JSON schemas of functions; empty without any. Raises InputError that begins with `where`."""
     tools: Any = fields.get("tools") or []
     if not is_array(tools):
         raise InputError(f"{where}: `tools` is {type(tools).__name__}, not a list of JSON schemas.")
@@ -164,6 +168,7 @@ def tools_of(fields: Mapping[str, Any], where: str) -> tuple[Any, ...]:
 
 
 def string_of(fields: Mapping[str, Any], field: str, where: str) -> str:
+    """The row's text in `field`. Raises InputError that begins with `where` for what is no Unicode text."""
     value = fields[field]
     if not isinstance(value, str):
         kind = "null" if value is None else type(value).__name__

@@ -1,4 +1,4 @@
-"""How long a data set's examples are in tokens, before anything is cut or padded."""
+"""The lengths of a data set's examples in tokens, before anything is cut or padded."""
 
 import itertools
 from pathlib import Path
@@ -15,18 +15,18 @@ from harness.errors import InputError
 from harness.recipe import Recipe, find_model_config
 
 MOST_WORDS_OF_BYTES = 2 * NUM_BYTES
-"""A vocabulary of at most so many words is one of bytes and a few signs."""
+"""A vocabulary of at most this size is one of bytes and a few signs."""
 
 
 def example_lengths(
     recipe: Recipe, data: str, *, vocab_size: int | None, tokenizer: str | None = None
 ) -> NDArray[np.int64]:
-    """Tokens of every example of `data`, in order: what each would be in a row of its own. A pair has two
-    rows, one after the other: chosen and rejected, or the texts that belong together.
+    """The tokens of every example of `data`, in order, as in a row of its own. A pair is two rows, one after
+    the other: chosen and rejected, or the two texts that belong together.
 
-    `tokenizer`: a folder or Hugging Face id; None: the one in the recipe's model folder, or bytes for a model
-    of bytes, which has few words (`vocab_size`; None: nobody knows). Raises InputError where there is none,
-    and for data that is one text or cannot be read.
+    `tokenizer`: a folder or a Hugging Face id. None: the tokenizer in the recipe's model folder, or bytes for
+    a model whose small vocabulary says that it reads bytes. `vocab_size`: the model's; None if it is not
+    known. Raises InputError where there is no tokenizer, and for data that is one text or cannot be read.
     """
     named = recipe.model_copy(update={"data": data, "packing": False})
     if data.lower().endswith(".txt"):
@@ -46,22 +46,22 @@ def example_lengths(
             named.model_copy(update={"weights": "random"}), vocab_size=vocab_size, tokenizer_source=None
         )
     else:
-        asked = named.model_copy(update={"weights": "pretrained", "model": source})
-        words = build_tokenizer(asked, vocab_size=vocab_size or 0, tokenizer_source=source)
+        pretrained = named.model_copy(update={"weights": "pretrained", "model": source})
+        words = build_tokenizer(pretrained, vocab_size=vocab_size or 0, tokenizer_source=source)
     lengths: list[int] = []
     if recipe.compares:
         pairs = read_examples(data, paragraphs=False, read=pair_reader(recipe))
-        while few := list(itertools.islice(pairs, TEXTS_AT_ONCE)):
-            lengths += [len(side) for pair in written_pairs(recipe, few, words) for side in pair.sides]
+        while batch := list(itertools.islice(pairs, TEXTS_AT_ONCE)):
+            lengths += [len(side) for pair in written_pairs(recipe, batch, words) for side in pair.sides]
     else:
         examples = read_examples(data, paragraphs=False)
-        while some := list(itertools.islice(examples, TEXTS_AT_ONCE)):
-            lengths += [len(chat.tokens) for chat, _ in tokenized(some, words)]
-    found = np.array(lengths, dtype=np.int64)
-    if not found.any():
+        while texts := list(itertools.islice(examples, TEXTS_AT_ONCE)):
+            lengths += [len(chat.tokens) for chat, _ in tokenized(texts, words)]
+    if not any(lengths):
         raise InputError(empty(data))
-    return found
+    return np.array(lengths, dtype=np.int64)
 
 
 def _is_config_alone(model: str) -> bool:
+    """Whether `model` is a config.json without a folder that could have a tokenizer."""
     return find_model_config(model) is not None or Path(model).expanduser().is_file()

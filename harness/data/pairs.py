@@ -1,9 +1,9 @@
-"""Pairs of answers, marked answers and texts that belong together: read from a row's fields, tokenized as TRL
-and sentence-transformers tokenize them, laid into rows of seq_len tokens.
+"""Reads pairs of answers, answers marked good or bad, and pairs of texts that belong together; tokenizes them
+as TRL and sentence-transformers do, and lays them into rows of seq_len tokens.
 
 The fields and the tokens are those of TRL's DPOTrainer, KTOTrainer and RewardTrainer (_prepare_dataset and
-the collators of trl/trainer/*_trainer.py), whose defaults also say what is left out and what is cut off. With
-task: orpo they are DPOTrainer's.
+the collators of trl/trainer/*_trainer.py), whose defaults also decide what is left out and what is cut off.
+task: orpo has DPOTrainer's.
 """
 
 import itertools
@@ -24,39 +24,41 @@ Text = str | tuple[Mapping[str, Any], ...]
 
 
 class Pair(NamedTuple):
-    """One example."""
+    """One example of a task that compares."""
 
     prompt: Text
     sides: tuple[Text, ...]
-    """The chosen and the rejected answer; the marked one alone; two texts that belong together."""
+    """The chosen and the rejected answer; or the marked answer alone; or two texts that belong together."""
     good: bool
-    """Of a marked answer: the mark."""
+    """Whether a marked answer is good; else True."""
     tools: tuple[Any, ...]
+    """JSON schemas of the functions that the assistant may call."""
     where: str
+    """The file and line, for error messages."""
 
 
 class Written(NamedTuple):
     """One example as tokens."""
 
     sides: tuple[Tokens, ...]
-    """Each with its prompt before it."""
+    """The tokens of each side, with the prompt's before them."""
     prompt: int
-    """Tokens of the prompt, which all sides begin with; where a row is learned as a whole, 0."""
+    """How many tokens of the prompt all sides begin with; 0 where a row is learned as a whole."""
     good: bool
+    """Whether a marked answer is good; else True."""
 
 
 def _columns(recipe: Recipe) -> tuple[str, ...]:
-    """The fields that a row must have. Those of two answers may have a `prompt` too."""
+    """The fields that a row must have. A row with two answers may have a `prompt` too."""
     if recipe.embeds:
         return ("anchor", "positive")
     return ("prompt", "completion", "label") if recipe.unpaired else ("chosen", "rejected")
 
 
 def pair_reader(recipe: Recipe) -> Read[Pair]:
-    """What reads a row's fields as an example of the recipe's task.
+    """The function that reads a row's fields as an example of the recipe's task.
 
-    It raises InputError that names the place, the column that is missing or is not what it should be, and
-    what to do.
+    It raises InputError that names the place, the column that is missing or wrong, and the fix.
     """
     needed = _columns(recipe)
 
@@ -74,8 +76,8 @@ def pair_reader(recipe: Recipe) -> Read[Pair]:
             )
         if not isinstance(fields.get("label", True), bool) and recipe.unpaired:
             raise InputError(f"{where}: `label` is {fields['label']!r:.40}. Give true or false.")
-        wanted = needed if recipe.embeds else dict.fromkeys(("prompt", *needed[:2]))
-        names = [name for name in wanted if name in fields]
+        columns = needed if recipe.embeds else dict.fromkeys(("prompt", *needed[:2]))
+        names = [name for name in columns if name in fields]
         chats = [isinstance(fields[name], list) for name in names]
         if any(chats) and (recipe.embeds or not all(chats)):
             of_text = names[chats.index(recipe.embeds)]
@@ -86,12 +88,12 @@ def pair_reader(recipe: Recipe) -> Read[Pair]:
             )
         one = messages_of if any(chats) else _text
         texts = {name: one(fields[name], name, where) for name in names}
-        given = texts.pop("prompt", None) if not recipe.embeds else ""
+        prompt = texts.pop("prompt", None) if not recipe.embeds else ""
         sides = tuple(texts.values())
-        if given is None:
+        if prompt is None:
             at = 0 if recipe.scores else _shared_beginning(*sides)
-            given, sides = sides[0][:at], tuple(side[at:] for side in sides)
-        return Pair(given, sides, bool(fields.get("label", True)), tools_of(fields, where), where)
+            prompt, sides = sides[0][:at], tuple(side[at:] for side in sides)
+        return Pair(prompt, sides, bool(fields.get("label", True)), tools_of(fields, where), where)
 
     return read
 
@@ -101,8 +103,8 @@ def _text(value: Any, name: str, where: str) -> str:
 
 
 def _shared_beginning(chosen: Text, rejected: Text) -> int:
-    """Where the prompt ends that both answers begin with (trl/data_utils.py, extract_prompt): before the last
-    of what one has in common with a longer other, and before the space between prompt and answer."""
+    """Where the prompt ends that both answers begin with, as in trl/data_utils.py, extract_prompt: before a
+    space between prompt and answer; and if one answer is the beginning of the other, before its last part."""
     shortest = min(len(chosen), len(rejected))
     at = next((n for n in range(shortest) if chosen[n] != rejected[n]), None)
     if at is None:
@@ -111,22 +113,22 @@ def _shared_beginning(chosen: Text, rejected: Text) -> int:
 
 
 def written_pairs(
-    recipe: Recipe, some: Sequence[Pair], tokenizer: Tokenizer, most: int | None = None
+    recipe: Recipe, pairs: Sequence[Pair], tokenizer: Tokenizer, most: int | None = None
 ) -> list[Written]:
-    """The tokens of each example; `most`: of a text that is embedded."""
+    """The tokens of each example. A text that is embedded has at most `most`."""
     if recipe.embeds:
-        texts = iter(tokenizer.alone([str(side) for pair in some for side in pair.sides], most))
-        return [Written((next(texts), next(texts)), 0, True) for _ in some]
+        texts = iter(tokenizer.alone([str(side) for pair in pairs for side in pair.sides], most))
+        return [Written((next(texts), next(texts)), 0, True) for _ in pairs]
     plain = [
         text
-        for pair in some
+        for pair in pairs
         if isinstance(pair.prompt, str)
         for text in (pair.prompt, *(pair.prompt + str(side) for side in pair.sides))
     ]
     opened = iter(tokenizer.encode(plain, True) if plain else [])
     end = np.array([] if tokenizer.end_of_document is None else [tokenizer.end_of_document], dtype=np.int32)
     written: list[Written] = []
-    for pair in some:
+    for pair in pairs:
         if isinstance(pair.prompt, str):
             prompt = next(opened)
             sides = tuple(np.concatenate([next(opened), end]) for _ in pair.sides)
@@ -140,6 +142,7 @@ def written_pairs(
 
 
 def _shared_tokens(one: Tokens, other: Tokens) -> int:
+    """How many tokens both begin with."""
     shortest = min(len(one), len(other))
     differ = np.flatnonzero(one[:shortest] != other[:shortest])
     return int(differ[0]) if len(differ) else shortest
@@ -157,31 +160,31 @@ def learned_from(recipe: Recipe, pair: Written) -> bool:
 def all_pairs(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[Written]:
     """The examples of the recipe's data, in order."""
     examples = read_examples(recipe.data, paragraphs=False, read=pair_reader(recipe))
-    while some := list(itertools.islice(examples, TEXTS_AT_ONCE)):
-        yield from written_pairs(recipe, some, tokenizer, recipe.seq_len)
+    while pairs := list(itertools.islice(examples, TEXTS_AT_ONCE)):
+        yield from written_pairs(recipe, pairs, tokenizer, recipe.seq_len)
 
 
 def pair_rows(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int) -> Rows:
-    """The rows of a file or a dataset, shuffled anew each epoch: of each micro batch first those of the first
-    sides, then those of the second.
+    """The rows of a file or a data set, shuffled again for each epoch. Each micro batch has the rows of the
+    first sides, and behind them those of the second sides.
 
     Raises InputError if the data cannot be read, has tokens beyond `vocab_size` or nothing to learn from.
     """
-    found = list(all_pairs(recipe, tokenizer))
-    if not found:
+    examples = list(all_pairs(recipe, tokenizer))
+    if not examples:
         raise InputError(empty(recipe.data))
-    check_vocabulary(recipe, np.concatenate([side for pair in found for side in pair.sides]), vocab_size)
-    pairs = [pair for pair in found if learned_from(recipe, pair)]
+    check_vocabulary(recipe, np.concatenate([side for pair in examples for side in pair.sides]), vocab_size)
+    pairs = [pair for pair in examples if learned_from(recipe, pair)]
     if not pairs:
         raise InputError(
-            f"data: {recipe.data} leaves nothing to learn from: none of its {len(found)} examples fits "
+            f"data: {recipe.data} leaves nothing to learn from: none of its {len(examples)} examples fits "
             f"seq_len: {recipe.seq_len} with an answer to learn. Give shorter prompts, or raise seq_len."
         )
     size, padding = recipe.micro_batch_size, tokenizer.padding or 0
     epoch, order = -1, np.empty(0, dtype=np.int64)
 
     def at(number: int) -> tuple[Written, int]:
-        """The example of a row, and which of its sides the row is."""
+        """The example of the row at a place of the sequence, and which of its sides the row is."""
         nonlocal epoch, order
         micro_batch, within = divmod(number, recipe.rows)
         place = micro_batch * size + within % size
@@ -194,10 +197,10 @@ def pair_rows(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int) -> Rows:
         pair, side = at(number)
         return _row(pair.sides[side], pair.prompt, pair.good)
 
-    def mismatched(asked: int, answered: int) -> Row:
-        (asks, _), (answers, _) = at(asked), at(answered)
-        tokens = np.concatenate([asks.sides[0][: asks.prompt], answers.sides[0][answers.prompt :]])
-        return _row(tokens, asks.prompt, answers.good)
+    def mismatched(prompt_at: int, answer_at: int) -> Row:
+        prompt, answer = at(prompt_at)[0], at(answer_at)[0]
+        tokens = np.concatenate([prompt.sides[0][: prompt.prompt], answer.sides[0][answer.prompt :]])
+        return _row(tokens, prompt.prompt, answer.good)
 
     def _row(tokens: Tokens, prompt: int, good: bool) -> Row:
         length = min(len(tokens), recipe.seq_len)
@@ -211,13 +214,13 @@ def pair_rows(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int) -> Rows:
     def lengths(number: int) -> list[int]:
         return draw(number).document_lengths
 
-    summary = _summary(recipe, found, pairs)
-    return Rows(draw, lengths, summary.rows, len(found) - len(pairs), summary, mismatched, padding)
+    summary = _summary(recipe, examples, pairs)
+    return Rows(draw, lengths, summary.rows, len(examples) - len(pairs), summary, mismatched, padding)
 
 
-def _summary(recipe: Recipe, found: Sequence[Written], pairs: Sequence[Written]) -> DataSummary:
-    """Every side is a document of its own."""
-    lengths = np.array([len(side) for pair in found for side in pair.sides], dtype=np.int64)
+def _summary(recipe: Recipe, examples: Sequence[Written], pairs: Sequence[Written]) -> DataSummary:
+    """How all examples, and `pairs`, those that are learned from, fit into rows. Every side is a document."""
+    lengths = np.array([len(side) for pair in examples for side in pair.sides], dtype=np.int64)
     kept = np.array([len(side) for pair in pairs for side in pair.sides], dtype=np.int64)
     read = np.minimum(kept, recipe.seq_len)
     prompts = np.array([max(1, pair.prompt) for pair in pairs for _ in pair.sides], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""A recipe's data as an endless sequence of rows of seq_len tokens, the same for the same seed."""
+"""A recipe's data as an endless sequence of rows of seq_len tokens, which is the same for the same seed."""
 
 import itertools
 from bisect import bisect_left, insort
@@ -17,10 +17,11 @@ from harness.recipe import Recipe
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
-    """Rows of document indices: every document in exactly one row, no row over `seq_len` tokens.
+    """Packs documents of these lengths into rows: for each row the indices of its documents, which have at
+    most `seq_len` tokens together. Every document is in one row.
 
-    Best-fit decreasing: longest first, each into the fullest row that still has room for it. Raises
-    ValueError for a document longer than a row.
+    The algorithm is best-fit decreasing: the longest document first, each into the fullest row with room for
+    it. Raises ValueError for a document longer than a row.
     """
     rows: list[list[int]] = []
     rows_with_room: dict[int, list[int]] = {}  # free tokens -> rows
@@ -53,7 +54,7 @@ TEXTS_AT_ONCE = 1000
 """Texts given to the tokenizer in one call: enough to be fast, few enough to hold in memory."""
 
 DRAWN_AT_ONCE = 2**20
-"""Random tokens drawn only for what follows them."""
+"""Random tokens that are drawn in one call where only the random numbers behind them are needed."""
 
 
 class Row(NamedTuple):
@@ -62,9 +63,9 @@ class Row(NamedTuple):
     input_ids: NDArray[np.int64]
     labels: NDArray[np.int64]
     document_lengths: list[int]
-    """In order, padding as the last document; they add up to seq_len."""
+    """The lengths of the documents, in order, with padding as the last one. They add up to seq_len."""
     good: bool = True
-    """Of a marked answer: the mark."""
+    """Whether a marked answer is good; else True."""
 
 
 class DataSummary(NamedTuple):
@@ -75,54 +76,54 @@ class DataSummary(NamedTuple):
     longest_document_tokens: int
     median_document_tokens: int
     documents_cut: int
-    """Longer than a row, and cut off there."""
+    """Documents that are longer than a row, and cut off at its end."""
     tokens_cut: int
-    """Of those documents, what lies beyond."""
+    """Tokens of those documents behind the cut."""
     padding_share: float
-    """Of all tokens in the rows."""
+    """The share of padding among all tokens in the rows."""
     learned_share: float
-    """Of all tokens in the rows, those that have a label."""
+    """The share of tokens with a label among all tokens in the rows."""
 
 
 class Rows(NamedTuple):
-    """Where rows come from."""
+    """The source of rows: an endless sequence, whose places count from 0."""
 
     draw: Callable[[int], Row]
-    """The row at a place of the endless sequence, from 0."""
+    """The row at a place of the sequence."""
     lengths: Callable[[int], list[int]]
-    """The `document_lengths` of the row at a place; its tokens are not made to know them."""
+    """The `document_lengths` of the row at a place. Synthetic tokens need not be kept for them."""
     num_rows: int | None
     """Rows in one epoch; None if the data has no end."""
     num_skipped: int
-    """Documents left out because no token of theirs can be predicted."""
+    """Documents that are left out because none of their tokens can be predicted."""
     summary: DataSummary | None = None
-    """How the documents fit the rows; None for synthetic data."""
+    """How the documents fit into the rows; None for synthetic data."""
     mismatched: Callable[[int, int], Row] | None = None
-    """Of pairs and marked answers: the prompt at one place of the sequence, with the answer at another."""
+    """For pairs and marked answers: the row of the prompt at one place and the answer at another."""
     padding: int | None = None
-    """Of pairs and marked answers: the token that fills rows."""
+    """For pairs and marked answers: the token that fills rows."""
 
 
 class Piece(NamedTuple):
-    """Neighbouring tokens of the corpus: a document, or what of one goes into a row."""
+    """Successive tokens of the corpus: a document, or the part of one that goes into a row."""
 
     start: int
     length: int
     whole: bool
-    """It is read from its beginning: a prompt with its completion, a conversation."""
+    """Whether it must be read from its beginning, as a prompt with its completion, or a conversation."""
 
 
 class Corpus(NamedTuple):
-    """Every document's tokens, end to end (one array: a list of small ones takes more than the tokens)."""
+    """Every document's tokens, end to end. A list with an array for each would take more than the tokens."""
 
     tokens: Tokens
     learned: NDArray[np.bool_]
-    """Whether each token is to be predicted; a document's first never is."""
+    """Whether each token is to be predicted. The first of a document never is, whatever this says."""
     documents: list[Piece]
 
 
 def synthetic_rows(recipe: Recipe, vocab_size: int, longest: int) -> Rows:
-    """Uniform random tokens; with packing, documents of 2 to `longest` / 2 tokens that fill every row."""
+    """Rows of uniform random tokens. With packing, documents of 2 to `longest` / 2 tokens fill every row."""
 
     def draw(number: int) -> Row:
         random = np.random.default_rng((recipe.seed, number))
@@ -134,7 +135,7 @@ def synthetic_rows(recipe: Recipe, vocab_size: int, longest: int) -> Rows:
 
     def lengths(number: int) -> list[int]:
         random = np.random.default_rng((recipe.seed, number))
-        for at in range(0, recipe.seq_len, DRAWN_AT_ONCE):  # they are drawn after the tokens
+        for at in range(0, recipe.seq_len, DRAWN_AT_ONCE):  # lengths are drawn after the tokens
             random.integers(0, vocab_size, min(DRAWN_AT_ONCE, recipe.seq_len - at))
         return _drawn_lengths(recipe, longest, random)
 
@@ -151,7 +152,7 @@ def _drawn_lengths(recipe: Recipe, longest: int, random: np.random.Generator) ->
 
 
 def corpus_rows(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int, longest: int) -> Rows:
-    """The rows of a file or a dataset, shuffled anew each epoch; no document is longer than `longest`.
+    """The rows of a file or a data set, shuffled anew each epoch. Documents have at most `longest` tokens.
 
     Raises InputError if the data cannot be read, has tokens beyond `vocab_size` or nothing to predict.
     """
@@ -198,12 +199,12 @@ def _summary(
 
 
 def is_stream(recipe: Recipe) -> bool:
-    """Whether the data is one text, cut into rows without a thought for where documents end."""
+    """Whether the data is one text, which is cut into rows wherever they end."""
     return recipe.data.lower().endswith(".txt") and not recipe.packing
 
 
 def _goes_on(recipe: Recipe, document: Piece) -> bool:
-    """Whether what of a document does not fit a row goes into the next."""
+    """Whether the part of a document that does not fit into a row goes into the next one."""
     return is_stream(recipe) or (recipe.packing and not document.whole)
 
 
@@ -213,8 +214,8 @@ def _read_corpus(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int) -> Corpu
     documents: list[Piece] = []
     start = 0
     examples = read_examples(recipe.data, paragraphs=recipe.packing)
-    while some := list(itertools.islice(examples, TEXTS_AT_ONCE)):
-        for chat, whole in tokenized(some, tokenizer):
+    while texts := list(itertools.islice(examples, TEXTS_AT_ONCE)):
+        for chat, whole in tokenized(texts, tokenizer):
             documents.append(Piece(start, len(chat.tokens), whole))
             parts.append(chat.tokens)
             learned.append(chat.learned)
@@ -235,16 +236,16 @@ def check_vocabulary(recipe: Recipe, tokens: Tokens, vocab_size: int) -> None:
         )
 
 
-def tokenized(some: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[Chat, bool]]:
-    """Tokens of each example, and whether it has to be read from its beginning."""
+def tokenized(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[Chat, bool]]:
+    """The tokens of each example, and whether it must be read from its beginning."""
     end = np.array([] if tokenizer.end_of_document is None else [tokenizer.end_of_document], dtype=np.int32)
-    texts = [example for example in some if not example.messages]
+    texts = [example for example in examples if not example.messages]
     openings = iter(
         tokenizer.encode([example.prompt or example.text for example in texts], True) if texts else []
     )
     completed = [example.text for example in texts if example.prompt]
     completions = iter(tokenizer.encode(completed, False) if completed else [])
-    for example in some:
+    for example in examples:
         if example.messages:
             yield tokenizer.chat(example), True
             continue
@@ -256,10 +257,10 @@ def tokenized(some: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[C
 
 
 def _cut(recipe: Recipe, corpus: Corpus, longest: int) -> tuple[list[Piece], int]:
-    """Pieces of at most `longest` tokens, and how many documents left none.
+    """The documents in pieces of at most `longest` tokens, and how many documents have none.
 
-    A piece without a token to predict is left out: alone in its row it would make the loss 0 / 0, and
-    among others it would change nothing.
+    A piece without a token to predict is left out: alone in its row it would make the loss 0 / 0, and among
+    others it would change nothing.
     """
     stream = is_stream(recipe)
     pieces: list[Piece] = []
@@ -273,9 +274,9 @@ def _cut(recipe: Recipe, corpus: Corpus, longest: int) -> tuple[list[Piece], int
             lengths = [min(longest, document.length)]
         starts = itertools.accumulate(lengths[:-1], initial=document.start)
         cut = [Piece(start, length, document.whole) for start, length in zip(starts, lengths, strict=False)]
-        kept = [piece for piece in cut if _learned_of(corpus, piece).any()]
-        pieces += kept
-        num_skipped += not kept
+        learnable = [piece for piece in cut if _learned_of(corpus, piece).any()]
+        pieces += learnable
+        num_skipped += not learnable
     if stream and not pieces:
         raise InputError(
             f"data: {recipe.data} holds {len(corpus.tokens)} tokens, and one sequence needs seq_len: "
@@ -291,11 +292,12 @@ def _cut(recipe: Recipe, corpus: Corpus, longest: int) -> tuple[list[Piece], int
 
 
 def _learned_of(corpus: Corpus, piece: Piece) -> NDArray[np.bool_]:
-    """Whether each token of the piece behind its first is to be predicted: nothing predicts the first."""
+    """Whether each token of the piece is to be predicted, without its first, which nothing predicts."""
     return corpus.learned[piece.start + 1 : piece.start + piece.length]
 
 
 def _fill(corpus: Corpus, pieces: Sequence[Piece], seq_len: int, padding: int) -> Row:
+    """The row of these pieces, filled up with `padding`."""
     input_ids = np.full(seq_len, padding, dtype=np.int64)
     labels = np.full(seq_len, NOT_PREDICTED, dtype=np.int64)
     at = 0

@@ -1,4 +1,4 @@
-"""Text to token ids: the checkpoint's own tokenizer, or one token a byte for random weights."""
+"""Tokenizes text: by the checkpoint's own tokenizer, or with one token for each byte for random weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,29 +20,30 @@ NUM_BYTES = 256
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """How one model writes text."""
+    """How text becomes tokens for one model."""
 
     encode: Callable[[Sequence[str], bool], list[Tokens]]
-    """(texts, opening) -> the tokens of each text, shape (n,). Opening texts begin a document: they get
-    what the model expects in front (a beginning-of-sequence token). No text gets an end token."""
+    """(texts, opening) -> the tokens of each text, of shape (n,). A text that is `opening` begins a document,
+    and has the beginning-of-sequence token in front, if the model expects one. No text has an end token."""
     end_of_document: int | None
     """The token that ends a document; None if the vocabulary has none."""
     chat: Callable[[Example], Chat]
-    """A conversation, begun and ended as the model expects."""
+    """The tokens of a conversation, with the beginning and the end that the model expects."""
     turns: Callable[[Sequence[Mapping[str, Any]], Sequence[Any], bool, str], Tokens]
-    """(messages, tools, prompted, where) -> their tokens; prompted: and of what asks the assistant to speak.
-    `where` they stand is for whoever cannot render them."""
+    """(messages, tools, prompted, where) -> the tokens of the messages, with the generation prompt behind
+    them if `prompted`. `where` the messages are is for error messages."""
     alone: Callable[[Sequence[str], int | None], list[Tokens]]
-    """(texts, most) -> the tokens of each text as a library tokenizes it for an encoder, at most so many."""
+    """(texts, most) -> the tokens of each text as sentence-transformers tokenizes it for an encoder: at most
+    `most` of them."""
     padding: int | None
     """The token that fills rows; None if the vocabulary has none."""
 
 
 def build_tokenizer(recipe: Recipe, *, vocab_size: int, tokenizer_source: str | None) -> Tokenizer:
-    """The tokenizer of a recipe: `tokenizer_source`'s for pretrained weights, byte-level for random ones.
+    """The tokenizer of a recipe: `tokenizer_source`'s for pretrained weights, one of bytes for random ones.
 
-    `tokenizer_source` is a checkpoint folder or a Hugging Face id. Raises InputError if it holds no
-    tokenizer, or if the vocabulary has no room for 256 bytes.
+    `tokenizer_source` is a checkpoint folder or a Hugging Face id. Raises InputError if it has no tokenizer,
+    or if a vocabulary of `vocab_size` has no room for 256 bytes.
     """
     if recipe.weights == "random":
         return byte_tokenizer(recipe, vocab_size)
@@ -52,7 +53,7 @@ def build_tokenizer(recipe: Recipe, *, vocab_size: int, tokenizer_source: str | 
 
 
 def byte_tokenizer(recipe: Recipe, vocab_size: int) -> Tokenizer:
-    """One token a byte. Raises InputError for a vocabulary without room for them."""
+    """A tokenizer with one token for each byte. Raises InputError for a vocabulary of fewer than 256."""
     if vocab_size < NUM_BYTES:
         raise InputError(
             f"data: {recipe.data} is read as bytes, which need a vocabulary of {NUM_BYTES} tokens, and "
@@ -68,15 +69,17 @@ def byte_tokenizer(recipe: Recipe, vocab_size: int) -> Tokenizer:
     def turns(
         messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], prompted: bool, where: str
     ) -> Tokens:
-        asks = [("<|im_start|>assistant\n", False)] if prompted else []
-        return written(plain_chat(Example(messages=tuple(messages))) + asks).tokens
+        prompt = [("<|im_start|>assistant\n", False)] if prompted else []
+        return written(plain_chat(Example(messages=tuple(messages))) + prompt).tokens
 
     def alone(texts: Sequence[str], most: int | None) -> list[Tokens]:
         return [tokens[:most] for tokens in encode(texts, True)]
 
     def written(pieces: list[tuple[str, bool]]) -> Chat:
         parts = encode([text for text, _ in pieces], False)
-        learned = [np.full(len(part), told) for part, (_, told) in zip(parts, pieces, strict=True)]
+        learned = [
+            np.full(len(part), is_learned) for part, (_, is_learned) in zip(parts, pieces, strict=True)
+        ]
         return Chat(np.concatenate(parts), np.concatenate(learned))
 
     end = NUM_BYTES if vocab_size > NUM_BYTES else None
@@ -98,13 +101,13 @@ def _checkpoint_tokenizer(recipe: Recipe, source: str) -> Tokenizer:
     end = tokenizer.eos_token_id
 
     def encode(texts: Sequence[str], opening: bool) -> list[Tokens]:
-        # verbose=False: a text longer than the model's context is cut up later, no need to warn
+        # verbose=False: no warning about a text longer than the model's context, which is cut later
         batch = tokenizer(list(texts), add_special_tokens=opening, return_attention_mask=False, verbose=False)
-        # Some tokenizers are set to end every text; here only a document's end gets the token.
+        # some tokenizers put an end token behind every text; here only a document's end has it
         ids = [row[:-1] if opening and row and row[-1] == end else row for row in batch["input_ids"]]
         return [np.asarray(row, dtype=np.int32) for row in ids]
 
-    # transformers builds some tokenizers (GPT-2's) empty when the folder lacks their files.
+    # transformers builds some tokenizers (GPT-2's) empty where the folder lacks their files
     if not len(encode(["text"], False)[0]):
         raise InputError(
             f"model: {source} has a tokenizer without a vocabulary. Add its tokenizer files "

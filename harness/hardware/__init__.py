@@ -1,4 +1,4 @@
-"""A GPU as the estimates see it: datasheet, calibration, roofline, driver."""
+"""What is known of a GPU: its datasheet, its calibration, its roofline, and what its driver says."""
 # pyright: reportUnusedImport=false
 
 from harness.hardware.hardware import (

@@ -1,4 +1,4 @@
-"""A GPU as the estimates see it: datasheet ceilings, how much of them is achievable, and a price.
+"""A GPU for estimates: the rates of its datasheet, how much of them real kernels reach, and its price.
 
 Imports no torch. Units: bytes, FLOP/s, bytes per second, seconds, and the user's currency per hour.
 """
@@ -14,14 +14,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.errors import InputError, nearest
 from harness.hardware.table import DATASHEETS, FP8_SINCE, MIB, NOT_MODELLED, TABLE_NAMES, Datasheet
 from harness.step_profile import HardwareSummary, StepProfile
-from harness.system import parse_json, profiles_folder, read_whole
+from harness.system import (
+    CUBLAS_WORKSPACE_BYTES,
+    HOPPERS_CUBLAS_WORKSPACE_BYTES,
+    parse_json,
+    profiles_folder,
+    read_mapping,
+    read_whole,
+)
 
 if TYPE_CHECKING:
     from harness.recipe import Recipe
 
 
 def table_device(profile: StepProfile) -> "Hardware | None":
-    """The device of the hardware table that a profile is about; None for a CPU.
+    """The device of the hardware table that a profile was made on, or for; None for a CPU.
 
     Raises InputError for a GPU that the table does not have.
     """
@@ -38,8 +45,8 @@ def table_device(profile: StepProfile) -> "Hardware | None":
 
 
 def split_hardware(overrides: Sequence[str], memory: str | None = None) -> "tuple[Hardware, list[str]]":
-    """The device of `hardware=NAME`, or the default one, with `memory` (as in 16GiB) if that is given, and
-    the other overrides. Raises InputError."""
+    """The device that `hardware=NAME` among `overrides` names, or DEFAULT_HARDWARE, and the other overrides.
+    The device has `memory` (as 16GiB) if that is given. Raises InputError."""
     names = [text.partition("=")[2].strip() for text in overrides if text.startswith("hardware=")]
     if len(names) > 1:
         raise InputError(f"hardware is given twice: {' and '.join(names)}. Keep one.")
@@ -51,13 +58,13 @@ def split_hardware(overrides: Sequence[str], memory: str | None = None) -> "tupl
 DEFAULT_HARDWARE = "h100"
 MAX_CALIBRATION_BYTES = 1_000_000
 PLENTY_BYTES = 2**50
-"""Memory on which everything fits, to see what a step would take."""
+"""A memory size in which every step fits, to see how much one would take."""
 
 Achieved = Annotated[float, Field(gt=0, le=1)]
 
 
 class Calibration(BaseModel):
-    """What real kernels reach of the datasheet, and what the libraries take. Fractions are in (0, 1]."""
+    """How much of the datasheet's rates kernels reach, and what libraries take. Fractions are in (0, 1]."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,36 +72,39 @@ class Calibration(BaseModel):
         "datasheet, public measurements of kernels, and guesses: nothing was measured on this device"
     )
     matmul_fraction: Achieved | None = None
-    """Of dense FLOP/s, in every product; null: by its shape, as harness/kernel_time says."""
+    """The fraction of dense 16-bit FLOP/s that all products reach; null: by shape, from
+    harness/kernel_time."""
     fp32_matmul_fraction: Achieved | None = None
-    """The same of fp32's FLOP/s; null: as matmul_fraction, which is that of 16 bit."""
+    """The same for fp32's FLOP/s; null: the value of matmul_fraction."""
     attention_fraction: Achieved | None = None
-    """Of dense FLOP/s, forward and backward, counting the whole square of scores as PyTorch's counter does
-    though a causal kernel computes half; null: by kernel and shape, as harness/kernel_time says."""
+    """The fraction of dense FLOP/s that attention reaches, forward and backward. The whole square of scores
+    is counted, as PyTorch's counter does, though a causal kernel computes half. null: harness/kernel_time has
+    one by kernel and shape."""
     memory_fraction: Achieved | None = None
-    """Of memory bandwidth, in every kernel that waits for memory; null: by kind and size, as
-    harness/kernel_time says."""
+    """The fraction of memory bandwidth that every kernel reaches which waits for memory; null:
+    harness/kernel_time has one by kind and size."""
     product_scale: Annotated[float, Field(gt=0)] = 1.0
-    """How many times as long as harness/kernel_time estimates this very device's products take, by a trace
-    that it recorded."""
+    """The time of this very device's products, in a trace that was recorded on it, over the time that
+    harness/kernel_time estimates."""
     attention_scale: Annotated[float, Field(gt=0)] = 1.0
-    """The same of fused attention."""
+    """The same for fused attention."""
     memory_scale: Annotated[float, Field(gt=0)] = 1.0
-    """The same of kernels that wait for memory."""
+    """The same for kernels that wait for memory."""
     sustained_clock: Achieved | None = None
-    """Of the boost clock, what long products keep at the power limit; null: as seen on
-    the architecture."""
+    """The fraction of the boost clock that long products keep at the power limit; null: what was seen on
+    other devices of the architecture."""
     host_link_fraction: Achieved = 0.8
-    """Of the host link, pinned memory. A guess: about 25 of PCIe 4.0's 31.5 GB/s."""
+    """The fraction of the host link's rate that copies of pinned memory reach. A guess: about 25 of PCIe
+    4.0's 31.5 GB/s."""
     host_memory_bandwidth: Annotated[float, Field(gt=0)] = 50e9
-    """Bytes per second that AdamW stepping 16-bit weights in host memory reaches. A guess."""
+    """Bytes per second that AdamW reaches when it steps 16-bit weights in host memory. A guess."""
     host_op_s: Annotated[float, Field(gt=0)] = 6e-6
-    """Time the Python thread needs to launch one operator, eager mode. A guess."""
+    """Seconds that the Python thread needs to launch one operator in eager mode. A guess."""
     cublas_workspace_bytes: Annotated[int, Field(ge=0)] | None = None
-    """All cuBLAS workspaces together; null: PyTorch's default for the architecture."""
+    """Bytes of all cuBLAS workspaces together; null: PyTorch's default for the architecture."""
     cuda_context_bytes: Annotated[int, Field(ge=0)] = 500 * MIB
-    """What NVML counts for a process beyond PyTorch's reserved memory. 300 to 700 MiB are reported, by
-    GPU and driver (github.com/pytorch/pytorch/issues/107667, 20532, 37250)."""
+    """Bytes that NVML counts for a process beyond PyTorch's reserved memory. People report 300 to 700 MiB,
+    depending on GPU and driver (github.com/pytorch/pytorch/issues/107667, 20532, 37250)."""
 
 
 @dataclass(frozen=True)
@@ -116,39 +126,37 @@ class Hardware:
 
     @property
     def l2_bytes(self) -> int:
-        """Second-level cache."""
+        """Bytes of the second-level cache."""
         return self.datasheet.l2_bytes
 
     @property
     def memory_bytes(self) -> int:
-        """Memory the driver reports, in bytes."""
+        """Bytes of memory that CUDA sees."""
         return int(self.datasheet.memory_bytes.value)
 
     @property
     def memory_bandwidth(self) -> float:
-        """Datasheet memory bandwidth, bytes per second."""
+        """The datasheet's memory bandwidth, in bytes per second."""
         return self.datasheet.memory_bandwidth.value
 
     @property
     def cublas_workspace_bytes(self) -> int:
-        """Bytes of cuBLAS workspaces PyTorch keeps: one for each thread that multiplies matrices.
+        """Bytes of the workspaces that PyTorch keeps for cuBLAS, one for each thread that multiplies.
 
-        Forward runs in the Python thread and backward in autograd's, each with its own handle. A
-        workspace is :4096:2:16:8 KiB = 8.125 MiB, and 32 MiB from compute capability 9.0 on (above 9 since
-        PyTorch 2.12; aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
+        Forward runs in the Python thread and backward in autograd's, each with its own handle. Capabilities
+        above 9.0 have Hopper's workspace since PyTorch 2.12.
         """
         if self.calibration.cublas_workspace_bytes is not None:
             return self.calibration.cublas_workspace_bytes
         large = float(self.datasheet.compute_capability) >= 9
-        one = 32 * MIB if large else 2 * 4 * MIB + 8 * 16 * 1024
-        return 2 * one
+        return 2 * (HOPPERS_CUBLAS_WORKSPACE_BYTES if large else CUBLAS_WORKSPACE_BYTES)
 
     def supports(self, dtype: str) -> bool:
         """Whether the device multiplies matrices of `dtype` (fp32, bf16, fp16, fp8) in hardware."""
         return dtype in self.datasheet.flops
 
     def peak_flops(self, dtype: str) -> float:
-        """Datasheet dense FLOP/s in `dtype`. Raises InputError if the device has no such units."""
+        """The datasheet's dense FLOP/s in `dtype`. Raises InputError if the device has no such units."""
         if not self.supports(dtype):
             has = ", ".join(self.datasheet.flops)
             raise InputError(
@@ -158,8 +166,10 @@ class Hardware:
         return self.datasheet.flops[dtype].value
 
     def lacks(self, recipe: "Recipe") -> str:
-        """What the recipe needs and it cannot compute, as in "no bf16 units"; else empty. Flash attention's
-        packages begin with Ampere (transformers/modeling_flash_attention_utils.py, cuda_min_major_version).
+        """What the recipe needs and the device lacks, as "no bf16 units"; empty if it lacks nothing.
+
+        The packages of flash attention need Ampere or later (transformers/modeling_flash_attention_utils.py,
+        cuda_min_major_version).
         """
         missing = next((dtype for dtype in recipe.dtypes_of_products if not self.supports(dtype)), None)
         if missing is not None:
@@ -168,7 +178,7 @@ class Hardware:
         return "no flash attention" if old and recipe.flash_package else ""
 
     def check(self, recipe: "Recipe") -> None:
-        """Raise InputError for what the device `lacks`."""
+        """Raise InputError if the device lacks what the recipe needs."""
         self.peak_flops(recipe.compute_dtype)
         lacking = self.lacks(recipe)
         if lacking:
@@ -182,7 +192,7 @@ class Hardware:
             )
 
     def summary(self, dtype: str) -> HardwareSummary:
-        """The device as a StepProfile names it, with the ceiling for `dtype`."""
+        """The device as a StepProfile describes it, with its FLOP/s in `dtype`."""
         return HardwareSummary(
             name=self.name,
             kind="table",
@@ -193,15 +203,15 @@ class Hardware:
 
 
 def with_memory(hardware: Hardware, memory_bytes: int) -> Hardware:
-    """The device with another amount of memory, for questions about a size and no device."""
+    """The device with `memory_bytes` of memory, for questions that name a memory size and no device."""
     cited = hardware.datasheet.memory_bytes._replace(value=memory_bytes)
     return replace(hardware, datasheet=hardware.datasheet._replace(memory_bytes=cited))
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from `16GiB` (2**30 each), `16GB` (1e9 each) or a plain number of them, of at least a MiB.
+    """The bytes of `16GiB` (2**30 each) or `16GB` (1e9 each), or of a plain number of at least a MiB.
 
-    Raises InputError otherwise.
+    Raises InputError for any other text.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*([KMGT]i?B|B|)\s*", text)
     unit = match[2] if match else ""
@@ -211,7 +221,7 @@ def parse_bytes(text: str) -> int:
         for i in ("", "i")
     }
     size = float(match[1]) * factor[unit] if match else 0.0
-    if not 1 <= size < float("inf") or (not unit and size < 2**20):  # 16 is no 16 bytes
+    if not 1 <= size < float("inf") or (not unit and size < 2**20):  # 16 is not meant as 16 bytes
         raise InputError(
             f"--memory {text}: write a size such as 16GiB (2**30 bytes each) or 16GB (1e9 each)."
         )
@@ -224,7 +234,8 @@ def hardware_names() -> list[str]:
 
 
 def find_hardware(name: str, prices: dict[str, float] | None = None) -> Hardware:
-    """The device called `name`, with profiles/<name>/calibration.json when there is one.
+    """The device called `name`, with its price per hour if `prices` has one, and with the calibration in
+    profiles/<name>/calibration.json if there is one.
 
     Raises InputError naming the known devices, or the calibration file that cannot be read.
     """
@@ -245,17 +256,18 @@ def find_hardware(name: str, prices: dict[str, float] | None = None) -> Hardware
 
 
 def _meant(name: str) -> str:
-    """Which devices of the table `name` is short or long for, as a100 or RTX 4090; or is misspelt for."""
-    said = _bare(name)
-    within = [other for other in hardware_names() if said and said in _bare(other)]
-    # the number is most of a name, and a wrong one is another card: h100 is not what 1080 is short for
-    longer = max((other for other in hardware_names() if _bare(other) in said), key=len, default=None)
-    meant = within or ([longer] if longer else [])
+    """A " Did you mean ...?" with the devices that `name` abbreviates (a100), spells out (NVIDIA RTX 4090) or
+    misspells; empty if there are none."""
+    bare = _bare(name)
+    abbreviated = [other for other in hardware_names() if bare and bare in _bare(other)]
+    contained = max((other for other in hardware_names() if _bare(other) in bare), key=len, default=None)
+    meant = abbreviated or ([contained] if contained else [])
+    # spellings must be very alike: most of a name is its number, and another number is another card
     return f" Did you mean {' or '.join(meant)}?" if meant else nearest(name, hardware_names(), alike=0.85)
 
 
 def _bare(name: str) -> str:
-    """Letters and digits alone."""
+    """`name` in lower case, with letters and digits alone."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -265,14 +277,13 @@ def all_hardware(prices: dict[str, float] | None = None) -> list[Hardware]:
 
 
 def read_prices(file: Path | None, pairs: Sequence[str]) -> dict[str, float]:
-    """Price per hour by device, from a YAML file of `name: price` lines and `name=price` pairs, which win.
+    """Prices per hour by device, from a YAML file of `name: price` lines and from `name=price` pairs. A pair
+    overrides the file.
 
     Raises InputError for an unknown device or a price that is not a positive number.
     """
     entries: list[tuple[str, object, str]] = []
     if file is not None:
-        from harness.system import read_mapping
-
         entries += [(name, price, str(file)) for name, price in read_mapping(file, "price list").items()]
     for pair in pairs:
         name, equals, price = pair.partition("=")
@@ -282,17 +293,19 @@ def read_prices(file: Path | None, pairs: Sequence[str]) -> dict[str, float]:
     return {find_hardware(name).name: _price(name, price, origin) for name, price, origin in entries}
 
 
-def _price(name: str, given: object, origin: str) -> float:
+def _price(name: str, value: object, origin: str) -> float:
+    """The price of `name`. Raises InputError, beginning with `origin`, for anything but a positive number."""
     try:
-        price = float(str(given))
+        price = float(str(value))
     except ValueError:
         price = float("nan")
     if not 0 < price < float("inf"):
-        raise InputError(f"{origin}: the price of {name} is {given!r}; give a positive number per hour.")
+        raise InputError(f"{origin}: the price of {name} is {value!r}; give a positive number per hour.")
     return price
 
 
 def _calibration(name: str) -> Calibration:
+    """The committed calibration of a device, or the defaults."""
     path = profiles_folder() / name / "calibration.json"
     try:
         return Calibration.model_validate(parse_json(read_whole(path, MAX_CALIBRATION_BYTES)))

@@ -1,4 +1,4 @@
-"""The GPU as its driver sees it: bytes of this process, and how busy the device was."""
+"""What a GPU's driver says of it, by NVML: bytes of this process, and how busy the device was."""
 
 # pynvml has no types.
 # pyright: basic
@@ -10,12 +10,10 @@ import pynvml
 
 
 class Nvml:
-    """One device, found by UUID: CUDA_VISIBLE_DEVICES renumbers devices for CUDA, not for NVML.
-
-    Where NVML does not work (`unavailable` says why) every answer is None.
-    """
+    """One device in NVML. Where NVML does not work, `unavailable` says why, and every answer is None."""
 
     def __init__(self, uuid: str) -> None:
+        """`uuid` instead of a number, since CUDA_VISIBLE_DEVICES renumbers devices for CUDA alone."""
         self.unavailable: str | None = None
         self._handle: Any = None
         self._since_us = 0
@@ -28,7 +26,7 @@ class Nvml:
             self.unavailable = str(error)
 
     def process_bytes(self) -> int | None:
-        """Device memory of this process; None where the driver does not tell."""
+        """Bytes of device memory that this process uses; None where the driver does not say."""
         if self._handle is None:
             return None
         try:
@@ -37,23 +35,24 @@ class Nvml:
             return None
         ours = [process for process in processes if process.pid == os.getpid()]
         if not ours and len(processes) == 1:
-            ours = processes  # in a container the pid is another one, and a process on the device there is
+            ours = processes  # in a container the process has another number for the driver
         return ours[0].usedGpuMemory if ours else None
 
     def used_bytes(self) -> int | None:
-        """Device memory in use by everyone."""
+        """Bytes of device memory that all processes together use."""
         return None if self._handle is None else int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
 
     def driver(self) -> str | None:
-        """Driver version."""
+        """The driver's version."""
         return None if self._handle is None else str(pynvml.nvmlSystemGetDriverVersion())
 
     def start(self) -> None:
-        """Begin the window that `utilization` looks at."""
+        """Begin the interval that `utilization` is about."""
         self._since_us = time.time_ns() // 1000
 
     def utilization(self) -> float | None:
-        """Mean busy fraction since `start`, from the driver's own samples; None if it has none yet."""
+        """The mean fraction of the time since `start` in which the device was busy, by the driver's own
+        samples; None if it has no sample yet."""
         if self._handle is None:
             return None
         try:
@@ -67,10 +66,10 @@ class Nvml:
 
 
 def device_names() -> list[str]:
-    """Names of the GPUs that the driver sees, without waking one; empty where there is no driver."""
+    """Names of this machine's GPUs, from the driver, without starting CUDA. Empty without a driver."""
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
         return [str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(n))) for n in range(count)]
-    except pynvml.NVMLError:  # no driver here, or one that NVML does not work with
+    except pynvml.NVMLError:  # there is no driver, or NVML does not work with it
         return []

@@ -1,8 +1,9 @@
-"""Work and its time: what kernels do and what links carry, and what holds them back. Imports no torch.
+"""The roofline: what kernels compute and move, what links between GPUs carry, and how long that takes at
+least. Imports no torch.
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
-architectures" (CACM 52(4), 2009): time is at least max(FLOPs / (FLOP/s), bytes / (bytes/s)). How much more it
-is, harness/kernel_time says.
+architectures" (CACM 52(4), 2009): time is at least max(FLOPs / (FLOP/s), bytes / (bytes/s)).
+harness/kernel_time estimates how much longer it is.
 
 With ring algorithms each rank sends and receives (n - 1) / n of the whole for an all-gather or a
 reduce-scatter, twice that for an all-reduce, and the whole for a broadcast (nccl-tests, doc/PERFORMANCE.md).
@@ -18,8 +19,9 @@ from harness.hardware.hardware import Hardware
 from harness.hardware.table import Cited
 
 GPUS_PER_NODE = 8
+"""GPUs of one machine, in which ranks are placed in order."""
 NETWORK = Cited(50e9, "a 400 Gb/s ConnectX-7 a GPU: NVIDIA DGX H100 and H200 datasheets, networking")
-"""Bytes per second that each GPU can send to other machines, in either direction: InfiniBand NDR."""
+"""Bytes per second that each GPU can send to other machines, and that it can receive: InfiniBand NDR."""
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
 
@@ -31,51 +33,54 @@ def collective_s(
     hardware: Hardware,
     network: float = NETWORK.value,
 ) -> float:
-    """Seconds at the datasheets' rates; `size_bytes` is that of the whole (gathered, or not yet scattered).
+    """Seconds that a collective takes at the datasheets' rates, without latency.
 
-    Ranks are on machines of GPUS_PER_NODE, in order; each GPU sends `network` bytes per second to other
-    machines. Latency is left out.
+    `size_bytes`: the size of the whole tensor, gathered or not yet scattered. `ranks`: the numbers of the
+    ranks that take part; machines have GPUS_PER_NODE of them, in order. `network`: bytes per second that each
+    GPU sends to other machines.
     """
     count = len(ranks)
     if count < 2:
         return 0.0
-    on_one_machine = Counter(rank // GPUS_PER_NODE for rank in ranks)
+    ranks_by_machine = Counter(rank // GPUS_PER_NODE for rank in ranks)
     link = hardware.datasheet.gpu_link.value
-    if len(on_one_machine) > 1:
-        among = min(on_one_machine.values())
-        link = network * among if among == 1 else min(link, network * among)
+    if len(ranks_by_machine) > 1:
+        cards = min(ranks_by_machine.values())  # network cards in use between two machines
+        link = network * cards if cards == 1 else min(link, network * cards)
     return sent_share(kind, count) * size_bytes / link
 
 
 def sent_share(kind: str, count: int) -> float:
-    """What each of `count` ranks sends, as a share of the whole. Times bytes, by seconds: nccl-tests' bus
-    bandwidth."""
+    """The share of the whole tensor's bytes that each of `count` ranks sends. These bytes over the seconds
+    are what nccl-tests calls bus bandwidth."""
     if kind in ("send_recv", "broadcast"):
         return 1.0
     return (2.0 if kind == "all_reduce" else 1.0) * (count - 1) / count
 
 
 Bound = Literal["compute", "memory", "host"]
+"""What a time depends on: the device's FLOP/s, its memory bandwidth, or the host's launches."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """FLOPs done and device-memory bytes moved by some kernels, and how many operators launch them."""
+    """What some kernels do: FLOPs, and bytes that they read from and write to device memory."""
 
     flops: int = 0
     bytes_moved: int = 0
     operators: int = 1
+    """How many operators launch the kernels."""
     kind: Literal["matmul", "attention", "elementwise"] = "elementwise"
     dtype: str = "fp32"
     before_bytes: int = 0
-    """Of bytes_moved, those of a kernel that is over before the FLOPs begin: a weight brought back to 16
-    bit is there as a whole before it is multiplied."""
+    """The part of bytes_moved that a kernel moves which ends before the FLOPs begin: a quantized weight is
+    brought back to 16 bit as a whole before it is multiplied."""
     shape: tuple[int, int, int, int] | None = None
-    """Of one product m, n, k and batch; of one attention query and key length, head size, and batch times
-    heads. Without it a product is taken for a cube, and attention for causal and long."""
+    """For one product: m, n, k and batch. For one attention: query length, key length, head size, and batch
+    times heads. Without it, a product is assumed to be a cube, and attention to be causal and long."""
 
     def times(self, count: int) -> "Work":
-        """The same, so many times."""
+        """`count` times this work."""
         return replace(
             self,
             flops=self.flops * count,
@@ -87,25 +92,29 @@ class Work:
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds: the device's compute and memory floors, summed kernel by kernel, and the host's launches."""
+    """How long some work takes, in seconds."""
 
     device_s: float
+    """The device's time, summed kernel by kernel."""
     compute_s: float
+    """The time of the FLOPs alone."""
     memory_s: float
+    """The time of the bytes alone."""
     host_s: float
+    """The time of the host's launches."""
     computing_s: float = 0.0
-    """Of device_s, that of kernels whose compute floor is the larger; the rest wait for memory."""
+    """The part of device_s in kernels that compute longer than they move bytes; others wait for memory."""
     range_s: tuple[float, float] | None = None
-    """device_s from and to: the 10th and the 90th percentile of how far off such estimates are."""
+    """The range of device_s, by the 10th and the 90th percentile of the errors of such estimates."""
 
     @property
     def seconds(self) -> float:
-        """The device works while the host launches ahead: the slower of the two."""
+        """The time of the slower of device and host: the device works while the host launches ahead of it."""
         return max(self.device_s, self.host_s)
 
     @property
     def bound(self) -> Bound:
-        """What would have to be faster for the work to end sooner."""
+        """What would have to be faster for the work to take less time."""
         if self.host_s > self.device_s:
             return "host"
         return "compute" if self.computing_s > self.device_s / 2 else "memory"
@@ -118,5 +127,5 @@ def arithmetic_intensity(works: list[Work]) -> float:
 
 
 def machine_balance(hardware: Hardware, dtype: str) -> float:
-    """FLOPs per byte at which compute and memory take equally long, from the datasheet."""
+    """FLOPs per byte of work that takes as long to compute as to move, by the datasheet's rates."""
     return hardware.peak_flops(dtype) / hardware.memory_bandwidth

@@ -1,42 +1,49 @@
-"""The devices of the hardware table by the names their driver gives them. Imports no torch."""
+"""The hardware table: the datasheet of each device. Imports no torch."""
 
 from typing import Any, NamedTuple
 
 MIB = 2**20
 FP8_SINCE = 8.9
-"""The compute capability with fp8 units: Ada, Hopper and what followed. Dense and with sums in fp32, each of
-the datasheets below has twice the 16-bit rate for them."""
+"""The first compute capability with fp8 units, that of Ada. For dense products with sums in fp32, all
+datasheets below have twice the rate of 16 bit."""
 
 
 class Cited(NamedTuple):
-    """A number and where it was read."""
+    """A number and the place that it was read in."""
 
     value: float
     source: str
 
 
 class Datasheet(NamedTuple):
-    """One device. `flops` maps a dtype (fp32, bf16, fp16, fp8) to dense FLOP/s; those it lacks are absent."""
+    """One device of the table."""
 
     name: str
+    """The name in the table: h100."""
     driver_name: str
-    """What the driver calls it."""
+    """The name that the driver gives it: NVIDIA H100 80GB HBM3."""
     title: str
+    """The name for readers: H100 SXM 80 GB."""
     compute_capability: str
+    """As 9.0."""
     sm_count: int
-    """Streaming multiprocessors, by CUDA's device properties (NVIDIA's architecture whitepapers)."""
+    """Streaming multiprocessors, as in CUDA's device properties (NVIDIA's architecture whitepapers)."""
     l2_bytes: int
-    """Second-level cache, from the same."""
+    """Bytes of the second-level cache, from the same."""
     memory_bytes: Cited
+    """Bytes of memory that CUDA sees."""
     memory_bandwidth: Cited
+    """Bytes per second."""
     flops: dict[str, Cited]
+    """Dense FLOP/s by dtype (fp32, bf16, fp16, fp8), without the dtypes that the device has no units for."""
     host_link: Cited
+    """Bytes per second to the host, and as many from it."""
     gpu_link: Cited
-    """To another GPU of the same machine: half of the bidirectional NVLink figure, else the host link."""
+    """Bytes per second to a GPU of the same machine: half of NVLink's bidirectional, or the host link's."""
 
 
 def _pcie(generation: int, lanes: int = 16) -> Cited:
-    # lanes of 8, 16 or 32 GT/s, 128 of every 130 bits are data.
+    """Bytes per second, in one direction, of PCI Express: of every 130 bits, 128 are data."""
     rate = {3: 8e9, 4: 16e9, 5: 32e9}[generation]
     source = f"PCI Express Base Specification, generation {generation}, {lanes} lanes"
     return Cited(rate * lanes * 128 / 130 / 8, source)
@@ -47,6 +54,7 @@ def _nvlink(bidirectional: float, source: str) -> Cited:
 
 
 def _seen_by_cuda(name: str, nvidia_smi_mib: int) -> Cited:
+    """Bytes of memory that CUDA sees, by PyTorch; or nvidia-smi's total less what the driver keeps."""
     total = f"nvidia-smi, memory total: {nvidia_smi_mib} MiB ({_TOTALS})"
     if name not in _CAPACITIES:
         return Cited(nvidia_smi_mib * MIB - _KEPT_BY_DRIVER, f"{total}, less what the driver keeps of others")
@@ -111,9 +119,10 @@ _CAPACITIES = {
     "rtx-5080": (15.47, "of a card of 16303 MiB: VRAMancer's benchmark of its lending pool"),
     "rtx-pro-6000": (94.97, "github.com/antirez/ds4/issues/431"),
 }
-"""GiB that PyTorch names as a GPU's total capacity. It varies by a few tenths with the driver."""
+"""GiB that PyTorch reports as a GPU's capacity, and where. They vary by a few tenths with the driver."""
 _KEPT_BY_DRIVER = MIB * 1024 // 2
-"""nvidia-smi's totals exceed the capacities above by 0.37 (RTX 4090) to 0.75 GiB (A100 80 GB)."""
+"""Bytes of nvidia-smi's total that CUDA does not see, for devices without a capacity above: those have 0.37
+(RTX 4090) to 0.75 GiB (A100 80 GB)."""
 _TOTALS = "several are listed in github.com/modal-labs/modal-client/pull/2797"
 _H200 = "NVIDIA H200 datasheet (989.5 = 1,979 with sparsity / 2)"
 _H100 = "NVIDIA H100 datasheet (sparse figures halved)"
@@ -204,7 +213,8 @@ DATASHEETS: tuple[Datasheet, ...] = (
 # fmt: on
 
 TABLE_NAMES = {sheet.driver_name: sheet.name for sheet in DATASHEETS}
-"""What the driver calls a device of the hardware table. No other name has ceilings, and so no MFU."""
+"""The device of the hardware table that has a driver's name. A GPU with any other name has no datasheet here,
+and so no MFU."""
 
 NOT_MODELLED: dict[str, tuple[str, str]] = {
     "mi210": ("64GB", "an MI210 has 64 GB"),
@@ -220,14 +230,14 @@ NOT_MODELLED: dict[str, tuple[str, str]] = {
     "w7900": ("48GB", "a Radeon PRO W7900 has 48 GB"),
     "r9700": ("32GB", "a Radeon AI PRO R9700 has 32 GB"),
 }
-"""AMD's GPUs: the memory to ask for, and a clause that says so (AMD's datasheets). Weights,
-gradients, optimizer states and what autograd saves take the same bytes there; which kernels run, what they
-and hipBLASLt take beside (PyTorch: 128 MiB a handle on gfx94x and gfx95x, 32 MiB on others) and how fast they
-are is not known here."""
+"""AMD's GPUs: the value of --memory for a question about one, and a clause that says why (AMD's datasheets).
+Weights, gradients, optimizer states and what autograd saves take the same bytes there. Not known here is
+which kernels run, how fast they are, and what they and hipBLASLt take in addition (PyTorch gives hipBLASLt
+128 MiB a handle on gfx94x and gfx95x, and 32 MiB on others)."""
 
 
 def threads_per_sm(compute_capability: tuple[int, int]) -> int:
-    """Resident threads of one multiprocessor (CUDA programming guide, technical specifications)."""
+    """The most resident threads of one multiprocessor (CUDA programming guide, technical specifications)."""
     major, minor = compute_capability
     if compute_capability == (7, 5):
         return 1024

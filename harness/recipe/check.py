@@ -1,4 +1,4 @@
-"""From field values to a Recipe, or to sentences: which field, which value, what to write instead."""
+"""Makes a Recipe of field values, or says in sentences which field is wrong and what to write instead."""
 
 from collections.abc import Collection, Mapping
 from functools import cache
@@ -12,10 +12,12 @@ from harness.recipe.recipe import Recipe
 from harness.recipe.rules import shown
 
 LONGEST_SHOWN = 80
+"""Characters of a value that a message shows."""
 MOST_SENTENCES = 5
+"""Wrong fields that a message explains; it counts the others."""
 COMMAND_LINE = "command line"
 CALL = "call"
-"""Where overrides are given: what a message names."""
+"""Names, in messages, of the two places where overrides are given."""
 NOT_HERE: dict[str, dict[str, str]] = {
     "quantization": {
         **dict.fromkeys(
@@ -63,7 +65,8 @@ NOT_HERE: dict[str, dict[str, str]] = {
         ),
     },
 }
-"""Values that people know from elsewhere, and what they are: no misspelling of what is here."""
+"""By field: values of other programs, which are no misspellings of values here, and what each one is. A text
+with a colon says what to write; any other is followed by ", which harness does not have"."""
 
 NAMED_ELSEWHERE = {
     "lr": "learning_rate",
@@ -79,14 +82,16 @@ NAMED_ELSEWHERE = {
     **dict.fromkeys(("fsdp", "deepspeed", "zero"), "parallel"),
     **dict.fromkeys(("gpus", "num_gpus", "world_size"), "dp_shard"),
 }
-"""Fields as the arguments of transformers, peft and TRL call them, where no letters tell."""
+"""Names that arguments of transformers, peft and TRL have, and the recipe's field that each one means. Listed
+are those that no comparison of spellings would find."""
 CARD = ("gpu", "card")
+"""Names that people try for the device of the hardware table."""
 BESIDE = ("device", "gpu", "gpus", "hardware", "memory", "out", "phases", "price", "prices")
-"""What is asked beside those fields: options of commands, arguments of the Python API and of MCP."""
+"""Options of commands, and arguments of the Python API and of MCP, that are no fields of a recipe."""
 
 
 class ImpossiblePair(InputError):
-    """Every field is fine by itself, and two of them exclude each other: `rule` says which and what to do."""
+    """Two fields, each of which is possible by itself, exclude each other. `rule` names them and the fix."""
 
     def __init__(self, origin: str, rule: str) -> None:
         super().__init__(f"{origin}: {rule}.")
@@ -134,7 +139,10 @@ def accepted_values(field: str) -> str:
 
 
 def no_field(name: str, known: Collection[str], otherwise: str) -> str:
-    """That there is no field `name`, and which of `known` is meant; `otherwise`: where none is like it."""
+    """A sentence that there is no field `name`, with a hint which of the fields `known` may be meant.
+
+    `otherwise` takes the hint's place where no field is like it.
+    """
     if name.lower() in CARD:
         hint = " The card is hardware=NAME; `harness hardware` lists the names."
     elif here := NAMED_ELSEWHERE.get(name.lower()):
@@ -153,6 +161,7 @@ def shortened(text: str) -> str:
 
 
 def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
+    """What is wrong with the field `name`: `problem` is an entry of pydantic's `errors()`."""
     known = list(Recipe.model_fields)
     if problem["type"] == "extra_forbidden":
         return no_field(name, known, f" The fields are {', '.join(known)}.")
@@ -162,14 +171,14 @@ def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
     text = shortened(shown(value))
     reason = f" ({problem['ctx']['error']})" if problem["type"] == "value_error" else ""
     choices = _choices(name)
-    given = cast("list[Any]", value) if isinstance(value, list) else [value]
-    wrong = [item for item in given if item not in choices]
+    items = cast("list[Any]", value) if isinstance(value, list) else [value]
+    wrong = [item for item in items if item not in choices]
     suggestion = _suggested(name, str(wrong[0]), choices) if wrong and choices else ""
     return f"{name}: {text} is not possible{reason}; give {accepted_values(name)}.{suggestion}"
 
 
 def _suggested(name: str, value: str, choices: Collection[str]) -> str:
-    """What to write for a wrong value; of one that is known from elsewhere, that it is not here."""
+    """A hint what to write in the place of a wrong value, or that harness does not have it; may be empty."""
     known = NOT_HERE.get(name, {}).get(value.lower().replace("-", "_"))
     if known is None:
         return nearest(value, choices)
@@ -177,11 +186,13 @@ def _suggested(name: str, value: str, choices: Collection[str]) -> str:
 
 
 def _choices(name: str) -> list[str]:
+    """The values of a field that is one, or a list, of a few names; empty for other fields."""
     schema = recipe_schema()["properties"][name]
     return schema.get("enum") or schema.get("items", {}).get("enum") or []
 
 
 def _in_words(schema: Mapping[str, Any]) -> str:
+    """The values that a part of a JSON Schema accepts, in words."""
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:

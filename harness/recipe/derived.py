@@ -1,16 +1,17 @@
-"""What follows from a recipe's fields: a property for each, so that whoever needs one asks for it by name."""
+"""Facts that follow from a recipe's fields, each as a property with a name of its own."""
 
 from typing import Literal
 
 from harness.recipe.fields import Fields
 
 RECORDED_STEPS = 2
-"""Of a measurement, after the timed ones, with their memory: the second begins where a step leaves it."""
+"""Steps of a measurement after the timed ones, whose memory is recorded: the second one begins with the
+memory that a step leaves."""
 BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw", "lion_8bit")
 
 
 class Derived(Fields):
-    """The fields, and what follows from them."""
+    """The fields of a recipe, and what follows from them."""
 
     @property
     def compute_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
@@ -54,12 +55,12 @@ class Derived(Fields):
 
     @property
     def measured_steps(self) -> int:
-        """All steps of a measurement."""
+        """How many steps a measurement runs."""
         return self.warmup_steps + self.steps + RECORDED_STEPS
 
     @property
     def packs_by_lengths(self) -> bool:
-        """Whether a micro batch has the lengths of its documents with it, which no two have alike."""
+        """Whether a micro batch carries the lengths of its documents, so that no two have equal shapes."""
         return self.packing and self.flash_package
 
     @property
@@ -74,22 +75,22 @@ class Derived(Fields):
 
     @property
     def by_trl(self) -> bool:
-        """Whether TRL's head computes log-probabilities of labels, tile by tile."""
+        """Whether TRL's output head computes the labels' log-probabilities, tile by tile."""
         return self.prefers or self.rewarded or self.loss == "fused_lm_head"
 
     @property
     def rewarded(self) -> bool:
-        """Whether each row has an advantage over others of its prompt."""
+        """Whether each row is an answer with an advantage over other answers to its prompt (GRPO)."""
         return self.task == "grpo"
 
     @property
     def whole_logits(self) -> bool:
-        """Whether the logits of all tokens are there at once."""
+        """Whether the loss holds the logits of all tokens at once."""
         return self.writes and self.loss == "standard"
 
     @property
     def dtypes_of_products(self) -> tuple[str, ...]:
-        """What the device's units must multiply in."""
+        """The dtypes in which the device must be able to multiply matrices."""
         return (self.compute_dtype, "fp8") if self.fp8 else (self.compute_dtype,)
 
     @property
@@ -109,7 +110,7 @@ class Derived(Fields):
 
     @property
     def low_rank_optimizer(self) -> bool:
-        """Whether moments are kept of projected gradients."""
+        """Whether the optimizer keeps its moments of gradients that are projected to a lower rank."""
         return self.optimizer in ("galore_adamw", "apollo_adamw")
 
     @property
@@ -124,7 +125,7 @@ class Derived(Fields):
 
     @property
     def activations_on_host(self) -> bool:
-        """Whether what backward needs waits in host memory."""
+        """Whether activations wait for backward in host memory."""
         return "activations" in self.offload
 
     @property
@@ -149,32 +150,32 @@ class Derived(Fields):
 
     @property
     def unpaired(self) -> bool:
-        """Whether good and bad answers are not of the same prompts; all are read with others' prompts too."""
+        """Whether good and bad answers are not paired by prompt, and are also read behind other prompts."""
         return self.task == "kto"
 
     @property
     def pairs(self) -> bool:
-        """Whether a micro batch is pairs of answers, or of texts that belong together."""
+        """Whether a micro batch consists of pairs: of two answers, or of two texts that belong together."""
         return self.task in ("dpo", "orpo", "reward", "embedding")
 
     @property
     def compares(self) -> bool:
-        """Whether examples are pairs, or marked answers."""
+        """Whether examples are pairs, or answers that are marked good or bad."""
         return self.pairs or self.unpaired
 
     @property
     def unit(self) -> str:
-        """What micro_batch_size counts, in a word whose plural takes an s."""
+        """What micro_batch_size counts: "pair" or "row". The plural takes an s."""
         return "pair" if self.pairs else "row"
 
     @property
     def by_odds(self) -> bool:
-        """Whether the chosen of two answers is learned, and by its odds preferred."""
+        """Whether the model learns to write the chosen of two answers and to prefer it by its odds (ORPO)."""
         return self.task == "orpo"
 
     @property
     def scores(self) -> int:
-        """Outputs of a head that scores rows, in the place of the vocabulary's; 0 without one."""
+        """Outputs of the head that scores rows, in the place of the language model's head; 0 without one."""
         return {"classification": self.num_labels, "reward": 1}.get(self.task, 0)
 
     @property
@@ -184,7 +185,7 @@ class Derived(Fields):
 
     @property
     def forward_passes(self) -> int:
-        """How many passes read the rows of a micro batch, each its part of them."""
+        """How many forward passes a micro batch takes, each with an equal part of its rows."""
         return 2 if self.embeds else 1
 
     @property
@@ -194,7 +195,7 @@ class Derived(Fields):
 
     @property
     def head_outputs(self) -> int | None:
-        """Outputs of the head for each token; None for one for each word, 0 without a head."""
+        """Outputs of the head for each token: None for those of the vocabulary, 0 without a head."""
         return self.scores if self.by_row else None
 
     @property
@@ -204,22 +205,22 @@ class Derived(Fields):
 
     @property
     def computes_reference(self) -> bool:
-        """Whether each step asks the reference for its log-probabilities."""
+        """Whether each step computes the reference's log-probabilities."""
         return self.prefers and self.dpo_reference == "computed"
 
     @property
     def copies_reference(self) -> bool:
-        """Whether the reference is a frozen copy of the model; an adapter's is the model without it."""
+        """Whether the reference is a frozen copy of the model. With an adapter it is the model without it."""
         return self.computes_reference and self.trains_base
 
     @property
     def rows(self) -> int:
-        """Sequences in one forward and backward: of a pair, both."""
+        """Sequences in one forward and backward; a pair is two."""
         return self.micro_batch_size * (2 if self.pairs else 1)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens (padding included) one optimizer step consumes on a rank."""
+        """Tokens (padding included) that one optimizer step consumes on a rank."""
         return self.rows * self.seq_len * self.gradient_accumulation_steps
 
     @property
@@ -239,12 +240,12 @@ class Derived(Fields):
 
     @property
     def distributed(self) -> bool:
-        """Whether the step runs on ranks of torch.distributed, be it one."""
+        """Whether the step runs under torch.distributed, even with a single rank."""
         return self.parallel != "none"
 
     @property
     def head_apart(self) -> bool:
-        """Whether FSDP gathers the head as a unit of its own."""
+        """Whether FSDP gathers the output head as a unit of its own."""
         return self.wrap != "block"
 
     @property
@@ -254,12 +255,12 @@ class Derived(Fields):
 
     @property
     def world_size(self) -> int:
-        """Ranks, one process and one GPU each."""
+        """The number of ranks: one process and one GPU each."""
         return self.dp_replicate * self.dp_shard * self.tp
 
     @property
     def data_parallel_ranks(self) -> int:
-        """Ranks, or groups of tp ranks, that train on rows of their own."""
+        """The number of ranks, or of groups of `tp` ranks, that train on rows of their own."""
         return self.dp_replicate * self.dp_shard
 
     @property

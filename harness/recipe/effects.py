@@ -1,15 +1,15 @@
-"""Which fields leave memory and time of a step as they are, and what they change instead."""
+"""The recipe fields that do not change a step's memory and time, and what they change instead."""
 
 from typing import Literal, NamedTuple
 
 
 class Effect(NamedTuple):
-    """Of a field that a step's memory and time do not depend on."""
+    """The effect of a field that does not change a step's memory and time."""
 
     changes: Literal["values", "source", "run"]
-    """The values that are computed, where weights and code come from, or how the run goes on."""
+    """What it changes: values that are computed, where weights and code come from, or how a run proceeds."""
     why: str
-    """Why a step costs the same."""
+    """Why a step's memory and time stay the same."""
 
 
 EFFECTS = {
@@ -28,9 +28,9 @@ EFFECTS = {
     ),
     "on_nan": Effect("run", "whether the run goes on; a step costs the same whatever its values"),
 }
-"""By field. Every field that is not here changes the memory or the time of a step."""
+"""The effect of each such field. Every other field changes the memory or the time of a step."""
 
 
 def fields_that_change(what: Literal["values", "source", "run"]) -> tuple[str, ...]:
-    """The neutral fields with this effect."""
+    """Names of the fields that change only this."""
     return tuple(field for field, effect in EFFECTS.items() if effect.changes == what)

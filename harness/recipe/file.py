@@ -16,6 +16,7 @@ from harness.recipe.recipe import Recipe
 from harness.system import parse_yaml, read_mapping, recipes_folder, to_yaml
 
 DATA_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
+"""Endings by which `data` names a file, so that a missing one is an error here."""
 
 
 def load_recipe(source: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> tuple[str, Recipe]:
@@ -34,18 +35,18 @@ def load_recipe(source: str, overrides: Sequence[str] | Mapping[str, Any] = ()) 
         name, origin, folder = path.stem, str(path), path.resolve().parent
         fields = read_mapping(path, "recipe")
     called = isinstance(overrides, Mapping)
-    given = CALL if called else COMMAND_LINE
+    changed_by = CALL if called else COMMAND_LINE
     changes = overrides if called else _parse_overrides(overrides)
-    changes = _with_whole_paths(changes, Path.cwd(), given)
-    kept = {name: value for name, value in fields.items() if name not in changes}
-    kept = _with_whole_paths(kept, folder, origin)
-    return name, check_recipe({**kept, **changes}, origin, list(changes), given)
+    changes = _with_whole_paths(changes, Path.cwd(), changed_by)
+    unchanged = {name: value for name, value in fields.items() if name not in changes}
+    unchanged = _with_whole_paths(unchanged, folder, origin)
+    return name, check_recipe({**unchanged, **changes}, origin, list(changes), changed_by)
 
 
 def changed_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """`recipe` with other values of these fields, checked anew. Raises InputError as load_recipe does."""
+    """`recipe` with other values of these fields, checked again. Raises InputError as load_recipe does."""
     changes = _with_whole_paths(overrides, Path.cwd(), CALL)
-    # what it does not name may still be the model's to choose; model_copy takes any name and value
+    # only fields that were set: the model may choose the others. model_copy would check no name and no value
     given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
     return check_recipe({**given, **changes}, "the recipe", list(changes), CALL)
 
@@ -56,7 +57,7 @@ def list_recipes() -> list[tuple[str, str]]:
 
 
 class CardRecipe(NamedTuple):
-    """A recipe in recipes/cards, which fits on a card of so many GB; its file is MODEL-METHOD-8gb.yaml."""
+    """A recipe in recipes/cards, which fits on a card of `card_gb` GB; its file is MODEL-METHOD-8gb.yaml."""
 
     name: str
     card_gb: int
@@ -67,23 +68,24 @@ class CardRecipe(NamedTuple):
 
 
 def list_card_recipes() -> list[CardRecipe]:
-    """Every recipe in recipes/cards: the smallest card first, and of one card by name."""
-    found: list[CardRecipe] = []
+    """Every recipe in recipes/cards: those of the smallest card first, and those of one card by name."""
+    recipes: list[CardRecipe] = []
     for path in (recipes_folder() / "cards").glob("*gb.yaml"):
         model, method, card = path.stem.rsplit("-", 2)
         card_gb = int(card.removesuffix("gb"))
-        found.append(CardRecipe(path.stem, card_gb, model, method, _description(path)))
-    return sorted(found, key=lambda recipe: (recipe.card_gb, recipe.name))
+        recipes.append(CardRecipe(path.stem, card_gb, model, method, _description(path)))
+    return sorted(recipes, key=lambda recipe: (recipe.card_gb, recipe.name))
 
 
 def _description(path: Path) -> str:
+    """The comment in the first line of a recipe's file; empty without one."""
     with path.open(encoding="utf-8") as file:
         first_line = file.readline()
     return first_line.removeprefix("#").strip() if first_line.startswith("#") else ""
 
 
 def find_recipe(name: str) -> Path | None:
-    """The file in the recipes folder, or in its cards, of a recipe's name; None if there is none."""
+    """The file of the recipe called `name`, in the recipes folder or in its `cards`; None without one."""
     is_name = "/" not in name and os.sep not in name
     for folder in (recipes_folder(), recipes_folder() / "cards"):
         path = folder / f"{name.removesuffix('.yaml')}.yaml"
@@ -98,13 +100,13 @@ def nearest_recipe(name: str) -> str:
 
 
 def recipe_names() -> list[str]:
-    """What may be named where a recipe is asked for: every recipe, those for cards, every model."""
+    """Every name that can stand in a recipe's place: of recipes, of recipes for cards, of models."""
     recipes = [name for name, _ in list_recipes()]
     return [*recipes, *(recipe.name for recipe in list_card_recipes()), *list_models()]
 
 
 def recipe_yaml(recipe: Recipe) -> str:
-    """The recipe with every field, defaults included, as YAML that load_recipe reads back to its equal."""
+    """The recipe with every field, defaults included, as YAML. load_recipe makes an equal recipe of it."""
     return f"# Fully resolved: every field, defaults included\n{to_yaml(recipe.model_dump(mode='json'))}"
 
 
@@ -119,7 +121,7 @@ def find_model_config(name: str) -> Path | None:
 
 
 def nearest_model(name: str) -> str:
-    """A " Did you mean ...?" with a name in recipes/models; empty if none is near (or there are none)."""
+    """A " Did you mean ...?" with a name in recipes/models; empty if no name is near, or there are none."""
     try:
         return nearest(name, list_models())
     except InputError:
@@ -132,8 +134,8 @@ def list_models() -> list[str]:
 
 
 def names_model(source: str) -> bool:
-    """Whether what stands in a recipe's place names a model: one in recipes/models, the path of a config.json
-    or of a checkpoint's folder, or a Hugging Face id. A recipe of that name goes first.
+    """Whether `source`, given in a recipe's place, names a model: one in recipes/models, the path of a
+    config.json or of a checkpoint's folder, or a Hugging Face id. If a recipe has the same name, it does not.
     """
     is_name = "/" not in source and os.sep not in source
     if source.endswith((".yaml", ".yml")) or (is_name and find_recipe(source) is not None):
@@ -151,7 +153,7 @@ def names_model(source: str) -> bool:
 
 
 def model_name(model: str) -> str:
-    """The name of the recipe that a model stands for: its id without the owner, or its file's or folder's."""
+    """The name of a recipe that is a model alone: its id without the owner, or its file's or folder's."""
     path = Path(os.path.abspath(os.path.expanduser(model)))
     if path.name == "config.json":
         path = path.parent
@@ -159,6 +161,7 @@ def model_name(model: str) -> str:
 
 
 def _recipe_path(source: str) -> Path:
+    """The file of the recipe that `source` names. Raises InputError where there is none."""
     is_name = "/" not in source and os.sep not in source
     path = Path(os.path.expanduser(source))
     if os.path.exists(path) and (not is_name or path.suffix in (".yaml", ".yml")):
@@ -183,6 +186,7 @@ def _recipe_path(source: str) -> Path:
 
 
 def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """The field values in `key=value` texts. Raises InputError for what is no such text or no field's."""
     changes: dict[str, Any] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -199,10 +203,10 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 "`harness napkin` do."
             )
         if key in BESIDE:
-            other = f" The card of an estimate is hardware={shortened(value)}." if key == "gpu" else ""
+            hint = f" The card of an estimate is hardware={shortened(value)}." if key == "gpu" else ""
             raise InputError(
                 f"{shortened(text)}: {key} is no field of a recipe, and an option of some commands. Write "
-                f"--{key} {shortened(value)} where `harness COMMAND --help` has it.{other}"
+                f"--{key} {shortened(value)} where `harness COMMAND --help` has it.{hint}"
             )
         if key in changes:
             raise InputError(f"{key} is overridden twice on the command line. Keep one {key}=value.")

@@ -1,4 +1,4 @@
-"""The rules (rules.py) of what products in fp8 exclude."""
+"""Rules (rules.py) about products in fp8, and what cannot be set with them."""
 
 from harness.recipe.rule import Rule
 

@@ -1,4 +1,4 @@
-"""The rules (rules.py) of what losses without logits and Liger's kernels exclude."""
+"""Rules (rules.py) about losses that never hold all logits, about Liger's kernels, and what they exclude."""
 
 from harness.recipe.rule import Rule
 

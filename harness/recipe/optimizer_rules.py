@@ -1,4 +1,4 @@
-"""The rules (rules.py) of what optimizers of other packages exclude."""
+"""Rules (rules.py) about optimizers of other packages than torch, and what cannot be set with them."""
 
 from harness.recipe.rule import Rule
 

@@ -1,4 +1,4 @@
-"""Recipe: the fields of a fine-tuning step (fields.py), validated together (rules.py)."""
+"""The recipe: the fields of a fine-tuning step (fields.py), checked together (rules.py)."""
 
 from pydantic import model_validator
 

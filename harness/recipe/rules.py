@@ -1,7 +1,6 @@
 """Pairs of recipe fields that cannot work together, each with the reason and the fix.
 
-A rule is (name of the broken pair, predicate that is true when broken, message). The first broken
-rule is reported; every message names both fields and what to change.
+The first broken rule is reported; its message names both fields and what to change.
 """
 
 from typing import Any, cast
@@ -366,10 +365,10 @@ RULES: tuple[Rule, ...] = (
 
 
 def first_broken_rule(recipe: Derived) -> str | None:
-    """Message of the first rule `recipe` breaks, with the fields and their values; None if it breaks none."""
+    """The message of the first rule that `recipe` breaks, with both fields' values; None without one."""
     for rule in RULES:
         if rule.broken(recipe):
-            # "set both" on one field (offload with offload) names it once
+            # two values of one field (offload with offload) name it once
             names = dict.fromkeys(rule.fields)
             pair = " with ".join(f"{name}: {shown(getattr(recipe, name))}" for name in names)
             return f"{pair} is impossible: {rule.message}"

@@ -1,4 +1,4 @@
-"""The rules (rules.py) of what a recipe's task excludes."""
+"""Rules (rules.py) about tasks, and what cannot be set with them."""
 
 from harness.recipe.rule import Rule
 

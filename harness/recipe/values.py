@@ -1,4 +1,4 @@
-"""Types of a recipe's fields, and what every field is checked for, whatever its type."""
+"""Types of a recipe's fields, and the checks that every field goes through, whatever its type."""
 
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -35,7 +35,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Values(BaseModel):
-    """Values as files and command lines give them; their fields are Fields'."""
+    """The base of Fields, without fields. It reads values as recipe files and command lines spell them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -61,6 +61,7 @@ class Values(BaseModel):
     @field_validator("offload", "lora_targets", "image_size", mode="before", check_fields=False)
     @classmethod
     def _list_from_one(cls, value: Any, info: Any) -> Any:
+        """A single value, or names with commas between, as a list."""
         if info.field_name == "offload" and (value is None or value == "none"):
             return ()
         if isinstance(value, int):  # image_size=1024

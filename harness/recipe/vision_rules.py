@@ -1,4 +1,4 @@
-"""The rules (rules.py) of what images in the rows exclude."""
+"""Rules (rules.py) about images in the rows, and what cannot be set with them."""
 
 from harness.recipe.rule import Rule
 

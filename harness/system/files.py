@@ -1,4 +1,4 @@
-"""Files that are read within bounds, and written whole or not at all."""
+"""Reads files up to a given size, and writes files as a whole or not at all."""
 
 import errno
 import os
@@ -11,15 +11,15 @@ from harness.errors import InputError
 
 
 def read_whole(path: str | Path, max_bytes: int) -> bytes:
-    """The bytes of the regular file at `path`, whoever made it.
+    """The bytes of the regular file at `path`, which may come from anybody.
 
-    A file of more than `max_bytes` is refused before it is read, and what open_regular refuses.
-    Raises OSError, whose `strerror` is a phrase for a message.
+    Raises OSError, whose `strerror` is a phrase for a message, for a file of more than `max_bytes`, which is
+    not read, and for everything that open_regular refuses.
     """
     with open_regular(path) as file:
-        stated = os.fstat(file.fileno()).st_size
-        content = b"" if stated > max_bytes else file.read(max_bytes + 1)
-        size_bytes = max(stated, len(content))
+        reported = os.fstat(file.fileno()).st_size
+        content = b"" if reported > max_bytes else file.read(max_bytes + 1)
+        size_bytes = max(reported, len(content))
         if size_bytes > max_bytes:
             what = f"it has {size_bytes:,} bytes, and at most {max_bytes:,} are read"
             raise OSError(errno.EFBIG, what, str(path))
@@ -27,10 +27,10 @@ def read_whole(path: str | Path, max_bytes: int) -> bytes:
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """The regular file at `path`, open for reading, whoever made it.
+    """The regular file at `path`, which may come from anybody, open for reading.
 
-    A pipe, a device, a socket or a folder in its place is refused without waiting for it, even when it takes
-    the place of a file at the last moment. Raises OSError, whose `strerror` is a phrase for a message.
+    Raises OSError, whose `strerror` is a phrase for a message. A pipe, a device, a socket or a folder is
+    refused without waiting for it, even if it replaces a file at the last moment.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -64,18 +64,18 @@ def write_whole(path: Path, content: bytes | str) -> None:
     """
     data = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
-    beside = target.with_name(f".{secrets.token_hex(8)}.partial")
+    partial = target.with_name(f".{secrets.token_hex(8)}.partial")
     try:
         if target.exists() and not target.is_file():
             raise InputError(f"cannot write {path}: it is a folder or a device. Give the path of a file.")
         try:
-            with open(beside, "xb") as file:
+            with open(partial, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, target)
+            os.replace(partial, target)
         except BaseException:
-            beside.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
             raise
         sync(target.parent)
     except OSError as error:
@@ -86,7 +86,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """The folder that --out names, unless it is there. Raises InputError where it cannot be made."""
+    """Make the folder that --out names, unless it exists. Raises InputError where it cannot be made."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -96,8 +96,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or a new name in a folder, reach the disk."""
-    # A new name is in the folder's data: without this a power cut can undo the rename.
+    """Wait until a file, or the names in a folder, are on the disk: else a power cut can undo a rename."""
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

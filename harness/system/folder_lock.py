@@ -1,4 +1,5 @@
-"""One writer to a folder at a time. The kernel frees the lock when a process ends, however it ends."""
+"""A lock with which one process at a time writes to a folder. The operating system frees it when the process
+ends, however it ends."""
 
 import json
 import os
@@ -19,18 +20,20 @@ if sys.platform != "win32":
     import fcntl
 
 NAME = ".lock"
-"""Removed by the one who holds it; a process that is killed leaves it, free."""
+"""The lock's file. Its holder removes it in the end; a killed process leaves it behind, unlocked."""
 LENGTH = 500
-"""Bytes that the holder writes, always as many: over what the one before wrote."""
+"""Bytes that the holder writes about itself: always as many, so that they cover what another wrote."""
 TRIES = 5
+"""How often the lock is tried before it counts as held by another process."""
 BETWEEN_TRIES_S = 0.05
 
 
 class FolderLock:
-    """Held from the start until `release`, the end of a `with` block, or the end of the process."""
+    """The lock of a folder, held from its construction until `release`, the end of a `with` block or the end
+    of the process."""
 
     def __init__(self, folder: Path, origin: str) -> None:
-        """Raises InputError beginning with `origin` and naming who holds it, or why it cannot be made."""
+        """Raises InputError, beginning with `origin`: who holds the lock, or why there can be none."""
         self._file: int | None = None
         self._path = folder / NAME
         try:
@@ -39,18 +42,18 @@ class FolderLock:
                 raise _refused(origin, file)
             self._file = file
             now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
-            mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
-            os.pwrite(file, json.dumps(mine).encode()[:LENGTH].ljust(LENGTH), 0)
-        except OSError as error:  # of a full disk the file can be made, and not written
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
+            os.pwrite(file, json.dumps(holder).encode()[:LENGTH].ljust(LENGTH), 0)
+        except OSError as error:  # on a full disk the file can be made, and not written
             raise InputError(
                 f"{origin}: cannot lock the folder with {self._path}: {error.strerror}. "
                 "Give a folder that can be written."
             ) from None
 
     def release(self) -> None:
-        """Free the lock, and leave nothing behind."""
+        """Free the lock and remove its file."""
         if self._file is not None:
-            with suppress(OSError):  # somebody has removed it, or the folder
+            with suppress(OSError):  # another process has removed it, or the folder
                 os.unlink(self._path)
             os.close(self._file)
         self._file = None
@@ -67,10 +70,10 @@ class FolderLock:
 
 
 def refuse_held(folder: Path, origin: str) -> None:
-    """Raise InputError if somebody holds the lock of `folder` now. Makes nothing."""
+    """Raise InputError, beginning with `origin`, if a process holds the folder's lock. Makes no file."""
     try:
         file = _opened(folder / NAME, os.O_RDONLY)
-    except OSError:  # there is no lock, or none that can be read: whoever takes it will see
+    except OSError:  # there is no lock, or none that can be read, which is found out when it is taken
         return
     try:
         if not _lock(file):
@@ -80,7 +83,7 @@ def refuse_held(folder: Path, origin: str) -> None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether somebody holds the lock of `folder` now. Makes nothing."""
+    """Whether a process holds the lock of `folder` now. Makes no file."""
     try:
         refuse_held(folder, "")
     except InputError:
@@ -89,7 +92,7 @@ def is_held(folder: Path) -> bool:
 
 
 def _taken(path: Path) -> int | str:
-    """The locked file; or who holds it. Raises OSError when there can be none."""
+    """The descriptor of the locked file; or, in words, who holds it. OSError if there can be no lock."""
     who = ""
     for _ in range(TRIES):
         file = _opened(path, os.O_RDWR | os.O_CREAT)
@@ -98,16 +101,17 @@ def _taken(path: Path) -> int | str:
                 if os.path.lexists(path) and os.path.samestat(os.fstat(file), os.lstat(path)):
                     file, taken = -1, file
                     return taken
-                continue  # the one before has removed this very file: the name is another one's
+                continue  # the last holder removed this file after it was opened: `path` is another one now
             who = _holder(file)
         finally:
             if file >= 0:
                 os.close(file)
-        time.sleep(BETWEEN_TRIES_S)  # somebody who only asks holds it for an instant
+        time.sleep(BETWEEN_TRIES_S)  # a process in refuse_held holds it for an instant
     return who or "another process"
 
 
 def _opened(path: Path, flags: int) -> int:
+    """The descriptor of the regular file at `path`. Raises OSError for anything else there."""
     file = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0), 0o666)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
@@ -116,6 +120,7 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def _lock(file: int) -> bool:
+    """Lock the file. False if another process has it locked. Windows has no such locks: always True."""
     if sys.platform == "win32":
         return True
     try:
@@ -126,14 +131,15 @@ def _lock(file: int) -> bool:
 
 
 def _holder(file: int) -> str:
-    """What the holder wrote; it may have written nothing yet."""
+    """Who holds the lock, in words, by what the holder wrote; it may have written nothing yet."""
     try:
-        found: Any = json.loads(os.pread(file, LENGTH, 0))
+        holder: Any = json.loads(os.pread(file, LENGTH, 0))
     except (OSError, ValueError, RecursionError):
-        found = None
-    if not is_object(found):
+        holder = None
+    if not is_object(holder):
         return "another process"
-    return f"process {found.get('pid')!s:.20} on {found.get('host')!s:.100}, since {found.get('since')!s:.20}"
+    pid, host, since = (str(holder.get(name)) for name in ("pid", "host", "since"))
+    return f"process {pid:.20} on {host:.100}, since {since:.20}"
 
 
 def _refused(origin: str, who: str) -> InputError:

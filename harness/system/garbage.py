@@ -1,8 +1,8 @@
-"""When Python's collector of reference cycles runs: during a simulation, only where the code says so.
+"""Control over Python's collector of reference cycles: in a simulation it runs only where the code says so.
 
-Left alone it runs whenever enough objects were made: at a moment of the step that depends on what the process
-did before, looking each time through the million objects that the imported libraries made, for a third of the
-time of a command. Imports no torch: it is needed while torch is imported.
+By itself it runs whenever enough objects were made: at a moment of the step that depends on what the process
+did before, and each time it looks through the million objects that the imported libraries made, which takes a
+third of a command's time. Imports no torch, since it is needed while torch is imported.
 """
 
 import atexit
@@ -17,7 +17,7 @@ from typing import NoReturn
 
 @contextmanager
 def collected_by_hand() -> Generator[None]:
-    """Inside, reference cycles are freed by gc.collect() only."""
+    """Inside the `with` block, reference cycles are freed by gc.collect() only."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -29,7 +29,7 @@ def collected_by_hand() -> Generator[None]:
 
 @contextmanager
 def older_objects_kept() -> Generator[None]:
-    """Inside, gc.collect() looks at objects made inside only, which takes milliseconds."""
+    """Inside the `with` block, gc.collect() looks only at objects made there, which takes milliseconds."""
     gc.freeze()
     try:
         yield
@@ -38,13 +38,13 @@ def older_objects_kept() -> Generator[None]:
 
 
 def end_process(status: int) -> NoReturn:
-    """Exit as sys.exit(status) would from the main thread, but leave it to the operating system to free the
-    memory: to take apart all that the libraries made, one object after the other, takes more than a second.
+    """Exit as sys.exit(status) would from the main thread, but leave freeing the memory to the operating
+    system: Python would delete all objects of the libraries one by one, which takes more than a second.
 
-    Threads are waited for and functions registered to run at exit do run, as in the interpreter's own exit
-    (Py_FinalizeEx in CPython's pylifecycle.c) and in that of multiprocessing's own processes.
+    Threads are waited for and functions registered with atexit run, as in the interpreter's own exit
+    (Py_FinalizeEx in CPython's pylifecycle.c) and in that of multiprocessing's processes.
     """
-    if not (hasattr(threading, "_shutdown") and hasattr(atexit, "_run_exitfuncs")):  # CPython's own
+    if not (hasattr(threading, "_shutdown") and hasattr(atexit, "_run_exitfuncs")):  # CPython has both
         sys.exit(status)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,5 @@
-"""The Hugging Face Hub where it does not answer: its libraries try for half a minute each, and tell."""
+"""Whether the Hugging Face Hub answers, and how to use its cache alone where it does not: its libraries would
+try for half a minute for each file."""
 
 import os
 import sys
@@ -8,12 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 HUB_ANSWERS_S = 3.0
-"""Within that the Hub says something, or nobody waits for it."""
+"""Seconds after which the Hub counts as out of reach."""
 
 
 def hub_unreached(url: str = "") -> str:
-    """That the Hub (or where HF_ENDPOINT points), asked for `url`, says nothing within HUB_ANSWERS_S, and
-    why; empty where it answers, whatever that is, and where HF_HUB_OFFLINE forbids to ask."""
+    """A clause that the Hub, or what HF_ENDPOINT names, cannot be reached, and why. Empty where it answers a
+    request for `url` within HUB_ANSWERS_S, whatever the answer, and where HF_HUB_OFFLINE forbids to ask."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
@@ -28,28 +29,29 @@ def hub_unreached(url: str = "") -> str:
         except Exception as error:  # every kind of failing network
             why[0] = f"{type(error).__name__}: {error}"
 
-    asking = threading.Thread(target=ask, daemon=True)  # the look-up of a name has no time limit of its own
-    asking.start()
-    asking.join(HUB_ANSWERS_S)
-    cannot = f"the Hub cannot be reached ({why[0]}); check the network, or HF_ENDPOINT"
-    return cannot if why[0] else ""
+    # in a thread, since looking up the host's name has no time limit of its own
+    request = threading.Thread(target=ask, daemon=True)
+    request.start()
+    request.join(HUB_ANSWERS_S)
+    return f"the Hub cannot be reached ({why[0]}); check the network, or HF_ENDPOINT" if why[0] else ""
 
 
 def hub_left_alone(forbidden: bool = True) -> None:
-    """From now on this process and those that it starts take what the Hub's cache has, and ask nobody."""
+    """From now on this process, and those that it starts, use the Hub's cache alone (HF_HUB_OFFLINE). With
+    `forbidden=False` they may ask the Hub again."""
     from huggingface_hub import constants
 
     os.environ["HF_HUB_OFFLINE"] = "1" if forbidden else "0"
     constants.HF_HUB_OFFLINE = forbidden
-    config: Any = sys.modules.get("datasets.config")  # it has read the other one's value
+    config: Any = sys.modules.get("datasets.config")  # it has a copy of huggingface_hub's value
     if config is not None:
         config.HF_HUB_OFFLINE = forbidden
 
 
 @contextmanager
 def hub_or_cache(name: str) -> Generator[str]:
-    """Inside, what a library loads of `name`, an id or a folder, comes from the cache if the Hub does not
-    answer. Yields why it does not; empty where it does, and for a folder."""
+    """Inside the `with` block, libraries load `name`, an id or a folder, from the cache if the Hub does not
+    answer. Yields why it does not; an empty text where it does, and for a folder."""
     before = os.environ.get("HF_HUB_OFFLINE")
     unreached = "" if os.path.isdir(os.path.expanduser(name)) else hub_unreached()
     if not unreached:

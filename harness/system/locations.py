@@ -1,16 +1,16 @@
-"""Where recipes and profiles lie: in a checkout, or in the installed package."""
+"""Where recipes and profiles are: in a checkout, or in the installed package."""
 
 from pathlib import Path
 
 from harness.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-"""The folder of the package `harness`; in a checkout, recipes and profiles lie beside it."""
+"""The folder of the package `harness`. In a checkout, recipes and profiles are next to it."""
 
 
 def profiles_folder() -> Path:
-    """The folder of profiles: an installed package's own (calibrations only), or the checkout's, which
-    need not exist."""
+    """The folder of profiles: that of an installed package, which has calibrations only, or that of the
+    checkout, which need not exist."""
     installed = PACKAGE / "profiles"
     return installed if installed.is_dir() else PACKAGE.parent / "profiles"
 

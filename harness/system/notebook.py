@@ -1,14 +1,13 @@
-"""What an object shows of itself in a notebook: a title, small tables, sentences; all text escaped."""
+"""HTML that an object shows in a notebook: a title, small tables and sentences, all text escaped."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 
 Rows = Sequence[Sequence[str]]
-"""Of a table: the first row is its heading, the first column what a row is about, the others numbers."""
-
-
+"""The rows of a table. The first row is the heading; the first column says what a row is about, and the
+others hold numbers."""
 LONGEST_TEXT = 500
-"""Characters of a cell or a sentence; the rest is left out."""
+"""Characters of a cell or a sentence that are shown."""
 MOST_NOTES = 10
 
 
@@ -37,10 +36,6 @@ def _table(rows: Rows) -> str:
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(_cells(tag, cells))}</tr>"
-
-
-def _cells(tag: str, cells: Sequence[str]) -> Iterator[str]:
-    for number, text in enumerate(cells):
-        side = "right" if number else "left"
-        yield f'<{tag} style="text-align: {side}">{_text(text)}</{tag}>'
+    aligned = [("right" if number else "left", text) for number, text in enumerate(cells)]
+    row = (f'<{tag} style="text-align: {side}">{_text(text)}</{tag}>' for side, text in aligned)
+    return f"<tr>{''.join(row)}</tr>"

@@ -1,4 +1,4 @@
-"""Names of other libraries that a simulation replaces while it runs: which, by what, and why."""
+"""Replaces names of other libraries for a while, as a simulation does while it runs."""
 
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager
@@ -12,21 +12,22 @@ _NOT_THERE = object()
 
 
 class Replacement(NamedTuple):
-    """One name of a library, by its full path, and what stands there instead."""
+    """A name of a library, and what it stands for instead."""
 
     target: str
+    """The full path, as torch.cuda.is_available."""
     value: Any
     why: str
-    """What the library does otherwise where there is no GPU."""
+    """What the library would do without the replacement where there is no GPU."""
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """In the place of what has no work to do on shapes, or nobody to do it for."""
+    """A function without effect, in place of one that has nothing to do where tensors have no contents."""
 
 
 @contextmanager
 def all_replaced(replacements: Iterable[Replacement]) -> Generator[None]:
-    """All of them while inside. Raises InputError for a name that the library has no more."""
+    """Inside the `with` block, all of them hold. Raises InputError for a name that the library lacks."""
     with ExitStack() as stack:
         for target, value, why in replacements:
             place, _, name = target.rpartition(".")
@@ -45,7 +46,7 @@ def all_replaced(replacements: Iterable[Replacement]) -> Generator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Generator[None]:
-    """`owner.name` is `value` while inside, whether it was there or not."""
+    """Inside the `with` block, `owner.name` is `value`, even if `owner` had no such attribute before."""
     before: Any = owner.__dict__.get(name, _NOT_THERE)
     setattr(owner, name, value)
     try:

@@ -1,4 +1,4 @@
-"""What every command does with its output: errors in one sentence, JSON alone on stdout, quiet libraries."""
+"""How every command uses stdout and stderr: errors in one sentence, JSON alone on stdout, quiet libraries."""
 
 import json
 import logging
@@ -15,25 +15,26 @@ from harness.system.interruption import CTRL_C_STATUS
 
 
 def complain(message: str, status: int) -> int:
-    """Say on stderr what is wrong; returns `status`, the exit status to end with.
+    """Print on stderr what is wrong. Returns `status`, the exit status to end with.
 
-    In a process that PyTorch's elastic agent started, which a variable tells, it is written where the agent
-    looks for the reason (torch/distributed/elastic/multiprocessing/errors). That the agent ended it is no
-    reason: before the reason, it would be read as one.
+    In a process that PyTorch's elastic agent started, which has TORCHELASTIC_ERROR_FILE, the message is also
+    written to that file, where the agent looks for the reason
+    (torch/distributed/elastic/multiprocessing/errors). An interruption by the agent is not printed there: it
+    would be read as the reason.
     """
-    told = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if told is None or status != CTRL_C_STATUS:
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file is None or status != CTRL_C_STATUS:
         print(f"harness: {message}", file=sys.stderr)
-    if told:
+    if error_file:
         reason = {"message": message, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
         with suppress(OSError):
-            Path(told).write_text(json.dumps({"message": reason}))
+            Path(error_file).write_text(json.dumps({"message": reason}))
     return status
 
 
 @contextmanager
 def stdout_kept_for_json(kept: bool) -> Generator[None]:
-    """Send to stderr whatever libraries, or their C code, print to stdout."""
+    """Inside the `with` block, if `kept`, what libraries or their C code print to stdout goes to stderr."""
     if not kept:
         yield
         return
@@ -49,7 +50,7 @@ def stdout_kept_for_json(kept: bool) -> Generator[None]:
 
 
 def quiet_libraries() -> None:
-    """Keep the libraries' notices out of our output; errors still show. Never fetch kernels from the Hub."""
+    """Have libraries print errors and no notices, and transformers fetch no kernels from the Hub."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("BITSANDBYTES_NOWELCOME", "1")
@@ -64,13 +65,13 @@ def quiet_libraries() -> None:
 
 @cache
 def say_once(line: str) -> None:
-    """Write `line` to stderr, the first time that it is said in this process."""
+    """Write `line` to stderr, unless this process has done so before."""
     print(printable(line), file=sys.stderr)
 
 
 @cache
 def warn_of_trusted_code(model: str) -> None:
-    """Say, once and in red, that the Python code of `model` may run."""
+    """Write to stderr, once for each `model` and in red, that the model's own Python code may run."""
     text = f"trust_remote_code: the Python code that comes with {model} may run, with all that you may do."
     coloured = "NO_COLOR" not in os.environ and (sys.stderr.isatty() or "FORCE_COLOR" in os.environ)
     red, plain = ("\x1b[1;31m", "\x1b[0m") if coloured else ("", "")

@@ -20,10 +20,12 @@ from harness.system.strict_json import is_object
 
 MAX_FILE_BYTES = 1_000_000
 MAX_NODES = 10_000
-"""Names and values in a file; the longest recipe has 80."""
+"""The most names and values in a file; the longest recipe has 80."""
 
 
 class _Loader(yaml.SafeLoader):
+    """Reads the YAML that this module's docstring describes."""
+
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # without YAML 1.1's
 
     def __init__(self, stream: Any) -> None:
@@ -77,7 +79,7 @@ for _tag, _pattern, _first in (
 
 
 def parse_yaml(text: str, origin: str) -> Any:
-    """The value that `text` spells (None for no text). Raises InputError naming `origin`, line and column."""
+    """The value of the YAML `text`, None if empty. Raises InputError naming `origin`, line and column."""
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506  # the strict one above
     except yaml.MarkedYAMLError as error:
@@ -96,15 +98,14 @@ def parse_yaml(text: str, origin: str) -> Any:
 
 
 def to_yaml(fields: Mapping[str, Any]) -> str:
-    """`fields` as YAML that parse_yaml reads back, in their order."""
+    """`fields` as YAML, in their order. parse_yaml reads equal values back."""
     return yaml.dump(dict(fields), Dumper=_Dumper, sort_keys=False)
 
 
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
-    """The `name: value` pairs of the YAML file at `path`, which holds a `what` (for the messages).
+    """The `name: value` pairs of the YAML file at `path`; `what` is a noun for it in messages.
 
-    Raises InputError for a missing, unreadable, binary, empty or huge file, a folder, and anything
-    but a mapping.
+    Raises InputError for a missing, unreadable, binary, empty or huge file, a folder, and no mapping.
     """
     try:
         content = read_whole(path, MAX_FILE_BYTES)

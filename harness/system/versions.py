@@ -1,4 +1,4 @@
-"""Where a profile comes from: commit, versions, settings. An allow-list, never the whole environment."""
+"""The origin of a profile: commit, versions of libraries, and the environment variables on a list."""
 
 import os
 import platform
@@ -56,13 +56,13 @@ def provenance() -> dict[str, Any]:
 
 
 def installed_versions() -> dict[str, str]:
-    """Of the packages that are here, by name."""
+    """The version of each of PACKAGES that is installed, by name."""
     return {name: found for name in PACKAGES if (found := installed_version(name)) is not None}
 
 
-@cache  # what has been imported stays what it is; and fourteen of them take a twentieth of a small simulation
+@cache  # an imported library stays what it is, and looking up all takes a twentieth of a small simulation
 def installed_version(package: str) -> str | None:
-    """Version of an installed distribution, None if it is not installed."""
+    """The version of an installed distribution; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -75,7 +75,7 @@ def _commit() -> dict[str, Any]:
     if not (root / ".git").exists():
         return {"git_commit": None, "git_dirty": None}
 
-    command = ["git", "status", "--porcelain=v2", "--branch"]  # one process says both
+    command = ["git", "status", "--porcelain=v2", "--branch"]  # one process answers both questions
     try:
         result = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):  # no git here, or a very slow disk

@@ -1,4 +1,4 @@
-"""The one training step and everything it is made of: model, toggles, data, loop."""
+"""The one training step, and all that it needs: the model with its toggles, the batches, the loop."""
 # pyright: reportUnusedImport=false
 
 from harness.parallel import DTYPES

@@ -1,4 +1,4 @@
-"""What follows the training steps where it is asked for: an evaluation, a checkpoint."""
+"""What can follow the training steps: an evaluation and a checkpoint."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,21 +13,23 @@ from harness.training.evaluation import Evaluation, evaluate
 from harness.training.step import Observer, Training
 
 HostPeak = AbstractContextManager[Callable[[], int | None]]
-"""Inside: a function that says how many bytes more than before were in host memory at most, if known."""
+"""A context whose value is a function: it returns the most bytes by which host memory has grown since the
+context began, or None where that is not known."""
 
 
 @dataclass(frozen=True)
 class AfterStep:
-    """What to simulate or to measure behind the training steps."""
+    """What to simulate or to measure after the training steps."""
 
     evaluation: Evaluation | None = None
     checkpoint: bool = False
+    """Whether a checkpoint is written."""
     whole_state: bool = False
-    """Where the model is divided among ranks: whether rank 0 writes all of it, or each rank its part."""
+    """Whether rank 0 writes the whole of a model that is divided among ranks, or each rank its part."""
 
 
 def stats_of(evaluation: Evaluation, recipe: Recipe) -> EvaluationStats:
-    """Of an evaluation that has not begun."""
+    """The statistics of an evaluation that has not begun."""
     return EvaluationStats(
         batches=evaluation.batches,
         batch_size=evaluation.batch_size,
@@ -47,7 +49,10 @@ def evaluate_into(
     empty_cache: Callable[[], None],
     host_peak: HostPeak,
 ) -> None:
-    """Run the evaluation and fill `stats`: with what it puts on the host also where memory runs out in it."""
+    """Run the evaluation and fill in `stats`. If memory runs out, `stats` still gets the bytes on the host.
+
+    Raises InputError for a task other than sft.
+    """
     if not recipe.writes:
         raise InputError(
             f"task: {recipe.task}: only an evaluation of texts is known here; leave eval out, or set "
@@ -55,7 +60,7 @@ def evaluate_into(
         )
     with host_peak as host_bytes:
         try:
-            done = evaluate(recipe, training, evaluation, device, observer, empty_cache)
+            evaluated = evaluate(recipe, training, evaluation, device, observer, empty_cache)
         finally:
             stats.host_bytes = host_bytes()
-    stats.logits_bytes, stats.logits_dtype = done.logits_bytes, done.logits_type
+    stats.logits_bytes, stats.logits_dtype = evaluated.logits_bytes, evaluated.logits_type

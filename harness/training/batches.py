@@ -1,9 +1,8 @@
-"""The batches of a recipe: fixed shapes, endless, and the same for the same seed.
+"""The batches of a recipe: they have fixed shapes, do not end, and are the same for the same seed.
 
-Every row holds seq_len tokens. Short examples are padded on the right and no attention_mask is passed
-for the padding: attention is causal, so no real token can see what comes after it, and the padding's
-own outputs have no label. A mask would change nothing but the kernel (with one, sdpa cannot use flash
-attention), and so the memory and the time.
+Every row has seq_len tokens. Short examples are padded on the right, and no attention_mask is passed for the
+padding: attention is causal, so no real token sees what comes after it, and outputs at the padding have no
+label. A mask would change only the kernel (with one, sdpa cannot use flash attention), so memory and time.
 """
 
 import math
@@ -25,41 +24,44 @@ from harness.training.toggles.preference import GOOD, MISMATCHED, REFERENCE
 from harness.training.toggles.scores import LAST
 
 MOST_MICRO_BATCHES = 10_000
-"""Of one step that is walked through on shapes."""
+"""The most micro batches of a step that is simulated."""
 MOST_DRAWN = 2**28
-"""Random numbers for the documents' lengths of one step, about 4 s."""
+"""The most tokens of a simulated step whose documents' lengths are drawn, which takes about 4 s."""
 Batch = dict[str, Any]
-"""Keyword arguments of the model, but for pairs: input_ids and labels of shape (rows, seq_len), ..."""
+"""What a loss needs of a micro batch; for task: sft, keyword arguments of the model: input_ids and labels of
+shape (rows, seq_len), and so on."""
 
 
 class StepBatches(NamedTuple):
-    """What one optimizer step trains on, on the CPU."""
+    """The micro batches of one optimizer step, on the CPU."""
 
     batches: list[Batch]
-    """gradient_accumulation_steps of them. input_ids and labels: int64 (rows, seq_len); of pairs the first
-    half is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); a
-    classification's labels are int64 (rows,), and so are the places where texts end that are embedded, of a
-    file; of its marked answers an int says how many are good; grpo's advantages are fp32 (rows,), and pairs
-    of rows learned as a whole have no labels; with packing also what training/document_masks.py returns (two
-    of flash attention's are ints, not tensors)."""
+    """gradient_accumulation_steps micro batches. Each has input_ids and, unless it is of pairs that are
+    learned as a whole, labels: both int64 (rows, seq_len), but a classification's labels are int64 (rows,).
+    Of pairs, the first half of the rows is chosen and the second rejected. Others, where the task has them:
+    the reference's precomputed log-probabilities, fp32 (micro_batch_size,); grpo's advantages, fp32 (rows,);
+    of a file, the places of the last tokens of texts that are embedded, int64 (rows,), and how many of the
+    marked answers are good, an int. With packing there is also what training/document_masks.py returns."""
     num_tokens: int
-    """Predicted tokens of the whole step: labels that are not -100; where rows are learned as a whole, all
-    tokens. A model's loss shifts the labels by one and never predicts a row's first, which has the label -100
-    here. So transformers.Trainer (5.17 to 5.23) counts the same, by `labels[..., 1:]` for a loss it knows to
-    shift and by `labels` for any other."""
+    """How many tokens the whole step predicts: labels that are not -100; where rows are learned as a whole,
+    all tokens. A model's loss shifts the labels by one and never predicts the first token of a row, which has
+    the label -100 here. So transformers.Trainer (5.17 to 5.23) counts the same: by `labels[..., 1:]` for a
+    loss that it knows to shift, and by `labels` for any other."""
 
 
 @dataclass(eq=False)
 class Batches(Iterator[StepBatches]):
-    """An endless iterator over steps. Its position is a small dict, to be saved and loaded."""
+    """An endless iterator over steps. `state` returns its position, to be saved and loaded."""
 
     recipe: Recipe
     rows: Rows
     vocab_size: int
     dense_mask: bool
+    """Whether a mask keeps packed documents apart, or flash attention's lengths."""
     ranks: Ranks = ALONE
     images: Images | None = None
     rows_drawn: int = 0
+    """How many rows all ranks together have drawn."""
 
     def __next__(self) -> StepBatches:
         batches = [self._micro_batch() for _ in range(self.recipe.gradient_accumulation_steps)]
@@ -68,13 +70,13 @@ class Batches(Iterator[StepBatches]):
         return StepBatches(batches, sum(int((b["labels"] != NOT_PREDICTED).sum()) for b in batches))
 
     def skip(self, steps: int) -> None:
-        """Go on as if so many steps had been drawn."""
+        """Continue as if `steps` more steps had been drawn."""
         micro_batches = steps * self.recipe.gradient_accumulation_steps
         self.rows_drawn += micro_batches * self.recipe.rows * self.ranks.data_ranks
 
     def _next_rows(self) -> range:
-        """The rows of this rank's next micro batch. All ranks' together are those that one process with a
-        micro batch as large would take."""
+        """The places of the rows of this rank's next micro batch. Those of all ranks follow one another, as
+        in a larger micro batch of one process."""
         size = self.recipe.rows
         first = self.rows_drawn + self.ranks.data_rank * size
         self.rows_drawn += size * self.ranks.data_ranks
@@ -89,9 +91,9 @@ class Batches(Iterator[StepBatches]):
         elif not self.recipe.pairs:
             batch["labels"] = batch["input_ids"][:, -1] % self.recipe.scores  # which can be learned
         if self.rows.mismatched is not None:
-            return batch | _beside_pairs(self.recipe, drawn, rows, self.rows.mismatched)
+            return batch | _inputs_of_pairs(self.recipe, drawn, rows, self.rows.mismatched)
         if self.recipe.pairs:
-            shared = -1 if self.recipe.embeds else 0  # the token that is read, or their prompt
+            shared = -1 if self.recipe.embeds else 0  # the token whose state is read, or the prompt
             batch["input_ids"][len(rows) // 2 :, shared] = batch["input_ids"][: len(rows) // 2, shared]
         if self.recipe.prefers and not self.recipe.computes_reference:
             batch |= _indifferent(self.recipe, self.vocab_size)
@@ -108,11 +110,11 @@ class Batches(Iterator[StepBatches]):
         return batch if self.images is None else self.images.into(batch, drawn, self.recipe.seed)
 
     def state(self) -> dict[str, int | None]:
-        """The position in the data, JSON-able: after `load_state` of it, the same steps follow."""
+        """The position in the data, as values of JSON. After `load_state` of it, the same steps follow."""
         return {"rows_drawn": self.rows_drawn, "num_rows": self.rows.num_rows, "seed": self.recipe.seed}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a `state()`. Raises InputError if it was taken over other data or another seed."""
+        """Continue from what `state` returned. Raises InputError for that of other data or another seed."""
         for field, ours in (("num_rows", self.rows.num_rows), ("seed", self.recipe.seed)):
             if state.get(field) != ours:
                 raise InputError(
@@ -127,10 +129,10 @@ class Batches(Iterator[StepBatches]):
 
 @dataclass(eq=False)
 class BatchShapes(Batches):
-    """Batches whose shapes alone are real: no row is made or held, however long.
+    """Batches of which only the shapes are real: no row is made, however long it is.
 
-    A tensor here is one element seen as often as the shape says; copying it to the meta device makes what a
-    copy of the real one to a GPU would. Raises InputError for more than can be walked through.
+    A tensor here is one element, expanded to the shape. A copy to the meta device makes the same tensor as a
+    copy of the real one to a GPU. Raises InputError for a step that is too large to be simulated.
     """
 
     def __post_init__(self) -> None:
@@ -147,7 +149,7 @@ class BatchShapes(Batches):
             )
 
     def __next__(self) -> StepBatches:
-        """`num_tokens` counts every token: no label is made, and no shape depends on them."""
+        """The next step. `num_tokens` counts every token: no shape depends on labels, and there are none."""
         batches = [self._micro_batch() for _ in range(self.recipe.gradient_accumulation_steps)]
         return StepBatches(batches, self.recipe.tokens_per_step)
 
@@ -174,36 +176,36 @@ class BatchShapes(Batches):
         return batch | flash_lengths([self.rows.lengths(row) for row in drawn])
 
 
-def _beside_pairs(
+def _inputs_of_pairs(
     recipe: Recipe, drawn: range, rows: Sequence[Row], mismatched: Callable[[int, int], Row]
 ) -> Batch:
-    """What a loss needs besides the rows of a file: where the texts that are embedded end; how many of the
-    answers are good, which come first, and each prompt with the answer of the row before."""
+    """What a loss needs in addition to rows of a file: where texts that are embedded end; or how many of the
+    marked answers are good, which come first, and each prompt with the answer of the row before."""
     if recipe.embeds:
         return {LAST: torch.tensor([row.document_lengths[0] - 1 for row in rows])}
     if not recipe.unpaired:
         return {}
-    others = [mismatched(asks, answers) for asks, answers in zip(drawn, (drawn[-1], *drawn), strict=False)]
-    given = {name: np.stack([getattr(row, name) for row in others]) for name in ("input_ids", "labels")}
-    batch: Batch = {MISMATCHED + name: torch.from_numpy(array) for name, array in given.items()}
+    others = [mismatched(row, before) for row, before in zip(drawn, (drawn[-1], *drawn), strict=False)]
+    arrays = {name: np.stack([getattr(row, name) for row in others]) for name in ("input_ids", "labels")}
+    batch: Batch = {MISMATCHED + name: torch.from_numpy(array) for name, array in arrays.items()}
     return batch | {GOOD: sum(row.good for row in rows)}
 
 
 def _indifferent(recipe: Recipe, vocab_size: int) -> Batch:
-    """What comes with synthetic pairs as their reference's log-probabilities: those of a model that gives
-    every token the same chance."""
-    of_a_row = -(recipe.seq_len - 1) * math.log(vocab_size)
-    return {name: torch.full((recipe.micro_batch_size,), of_a_row) for name in REFERENCE}
+    """The reference's log-probabilities of synthetic pairs, as if all tokens were equally likely."""
+    log_prob = -(recipe.seq_len - 1) * math.log(vocab_size)
+    return {name: torch.full((recipe.micro_batch_size,), log_prob) for name in REFERENCE}
 
 
 def _mismatched(batch: Batch) -> Batch:
-    """Each prompt, a row's first token, with the answer of the row before."""
+    """The inputs of synthetic rows with each row's prompt, its first token, and the answer before it."""
     mismatched = {name: batch[name].roll(1, dims=0) for name in ("input_ids", "labels")}
     mismatched["input_ids"][:, 0] = batch["input_ids"][:, 0]
     return {MISMATCHED + name: tensor for name, tensor in mismatched.items()}
 
 
 def _shape(*sizes: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """A tensor of this shape that takes one element of memory."""
     if math.prod(sizes) * dtype.itemsize >= 2**63:  # torch counts bytes in 64 bits
         raise InputError(
             f"micro_batch_size: {sizes[0]} and seq_len: {sizes[-1]} ask for a batch of more than 2^63 bytes. "
@@ -223,23 +225,22 @@ def build_batches(
     ranks: Ranks = ALONE,
     images: Images | None = None,
 ) -> Batches:
-    """The batches of `recipe` for a model of `vocab_size` tokens: those of one of `ranks`, whose rows follow
-    one another in the order of the data.
+    """The batches of `recipe` for a model with a vocabulary of `vocab_size`. They are those of one of
+    `ranks`, whose rows follow one another in the order of the data.
 
-    - `tokenizer_source`: checkpoint folder or Hugging Face id, used when weights are pretrained.
-    - `dense_mask`: with packing, documents are kept apart by a mask (sdpa and eager), otherwise by flash
-      attention's lengths.
-    - `sliding_window`: the model's attention window in tokens, if it has one. transformers does not narrow
-      a ready-made mask to it, so with packing and dense_mask no document is longer than the window.
-    - `images`: those of a row, for a model that sees.
-    - `shapes_only`: the batches are for a step on shape-only tensors (see BatchShapes).
+    - `tokenizer_source`: a checkpoint folder or a Hugging Face id, used for pretrained weights.
+    - `dense_mask`: whether a mask keeps packed documents apart (sdpa, eager), or flash attention's lengths.
+    - `sliding_window`: the model's attention window in tokens, if it has one. transformers does not narrow a
+      mask that it is given to the window, so with packing and dense_mask no document is longer than that.
+    - `images`: the images of a row, for a model that takes images.
+    - `shapes_only`: whether the batches are for a step on shape-only tensors (BatchShapes).
 
-    Without packing, a .txt file is one stream of tokens cut into rows (the remainder is left out), and any
-    other example is a row of its own, padded or cut off at seq_len. With packing, documents (paragraphs of
-    a .txt file, examples) share rows; one longer than seq_len is cut into several, but a prompt with its
-    completion is cut off, since the rest would lack its prompt. Raises InputError for data that cannot be
-    read, does not fit the model, or holds nothing to train on. data/pairs.py says what
-    becomes of pairs and marked answers.
+    Without packing, a .txt file is one stream of tokens that is cut into rows, without the remainder, and any
+    other example is a row of its own, padded or cut off at seq_len. With packing, documents (paragraphs of a
+    .txt file, or examples) share rows. A document longer than seq_len is cut into several, but a prompt with
+    its completion is cut off, since the rest would lack its prompt. data/pairs.py says the same about pairs
+    and marked answers. Raises InputError for data that cannot be read, does not fit the model, or has
+    nothing to train on.
     """
     longest = recipe.seq_len
     if recipe.packing and dense_mask and sliding_window is not None:

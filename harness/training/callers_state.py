@@ -1,4 +1,4 @@
-"""A training in the process of somebody who goes on afterwards: neither changes what the other finds."""
+"""Keeps a training and the program that called it apart: neither changes torch's settings for the other."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,9 +8,9 @@ import torch
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Inside, torch is as a new process has it in what a training depends on: it takes gradients, on no
-    default device, without looking for anomalies. Afterwards the CPU's random numbers go on as if nothing had
-    been inside.
+    """Inside the `with` block, torch has a new process' settings where a training depends on them: it records
+    gradients, has the CPU as its default device and detects no anomalies. Afterwards the CPU's random numbers
+    go on as if nothing had been drawn in the block.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))

@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 def separate_densely(rows: Sequence[Sequence[int]], additive: torch.dtype | None) -> dict[str, Any]:
-    """Model arguments of sdpa and eager attention under which the documents of a row cannot see each other.
+    """Arguments of a model with sdpa or eager attention that keep a row's documents from seeing each other.
 
-    `rows` holds each row's document lengths, in order, every row adding up to the same seq_len.
-    Returns position_ids (rows, seq_len), restarting at each document, and attention_mask
-    (rows, 1, seq_len, seq_len): where a query (third axis) may attend to a key (fourth). transformers hands
-    a 4-D mask to the attention as it is. sdpa takes a bool mask; eager adds the mask to the scores, so
-    with a dtype in `additive` it holds 0 or the lowest number of that dtype.
+    `rows` has each row's document lengths, in order; those of every row add up to the same seq_len. Returns
+    position_ids (rows, seq_len), which start at 0 in each document, and attention_mask (rows, 1, seq_len,
+    seq_len): where a query (third axis) may attend to a key (fourth). transformers passes a 4-D mask on to
+    the attention as it is. sdpa takes a mask of bools. eager adds the mask to the scores: with a dtype as
+    `additive`, it has 0 or the lowest number of that dtype.
     """
     position_ids = _position_ids(rows)
     document = (position_ids == 0).cumsum(-1)
@@ -26,17 +26,17 @@ def separate_densely(rows: Sequence[Sequence[int]], additive: torch.dtype | None
 
 
 def separate_for_flash(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Model arguments of flash attention under which documents cannot see each other.
+    """Arguments of a model with flash attention that keep a row's documents from seeing each other.
 
-    `rows` is as above. Returns position_ids (rows, seq_len) and, over the rows laid end to end,
-    cu_seq_lens_q and cu_seq_lens_k (documents + 1,), int32, and max_length_q and max_length_k, ints: what
-    transformers' FlashAttentionKwargs names.
+    `rows` as in `separate_densely`. Returns position_ids (rows, seq_len) and, for the rows laid end to end,
+    what transformers' FlashAttentionKwargs names: cu_seq_lens_q and cu_seq_lens_k, int32 (documents + 1,),
+    and max_length_q and max_length_k, ints.
     """
     return {"position_ids": _position_ids(rows), **flash_lengths(rows)}
 
 
 def flash_lengths(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """What `separate_for_flash` returns beside position_ids."""
+    """What `separate_for_flash` returns, without position_ids."""
     lengths = torch.tensor([length for row in rows for length in row])
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
     longest = int(lengths.max())

@@ -1,10 +1,10 @@
-"""An evaluation between training steps, as transformers' Trainer does it: what it keeps, where, and how long.
+"""An evaluation between training steps that keeps tensors where and as long as transformers' Trainer does.
 
-Trainer.evaluation_loop keeps the losses, the logits and the labels of every batch on the device, joins each
-batch to those before, and copies them to the host at the end or every `eval_accumulation_steps` batches. The
-batch before stays alive until the next one has taken its name. Logits are kept only where metrics are
-computed of them (a compute_metrics, and no prediction_loss_only). Among several ranks every rank gathers the
-results of all, and keeps them all.
+Trainer.evaluation_loop keeps the losses, logits and labels of every batch on the device, appends them to
+those of the batches before, and copies them to the host at the end or every `eval_accumulation_steps`
+batches. A batch lives until the next one has taken its name. Logits are kept only if metrics are computed of
+them (a compute_metrics, and no prediction_loss_only). Of several ranks, every rank gathers and keeps the
+results of all.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,21 +24,21 @@ from harness.training.model_config import load_config
 from harness.training.step import Observer, Training
 
 MOST_BATCHES = 10_000
-"""That are walked through one by one."""
+"""The most batches of an evaluation: they are simulated one by one."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How to evaluate, by the names of transformers.TrainingArguments without their `eval_`; defaults too,
-    except how many batches there are."""
+    """How to evaluate. Names are those of transformers.TrainingArguments without `eval_`, and so are the
+    defaults, except for the number of batches."""
 
     batches: int = 10
     batch_size: int = 8
-    """per_device_eval_batch_size"""
+    """Rows of a batch: per_device_eval_batch_size."""
     accumulation_steps: int | None = None
-    """Batches whose logits stay on the device before they go to the host; None: all of them."""
+    """After so many batches, their results go from the device to the host; None: after all of them."""
     keep_logits: bool = True
-    """False: prediction_loss_only, or a Trainer without compute_metrics."""
+    """Whether logits are kept; False for prediction_loss_only, or a Trainer without compute_metrics."""
 
     def __post_init__(self) -> None:
         for name in ("batches", "batch_size", "accumulation_steps"):
@@ -50,25 +50,25 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation leaves on the host: a loss a row, and of all rows the logits (rows, tokens, words)
-    and the labels (rows, tokens), None where they were not kept."""
+    """The results of an evaluation, on the host: each row's loss, and all rows' logits (rows, tokens,
+    vocabulary) and labels (rows, tokens), which are None where they were not kept."""
 
     losses: Tensor | None
     logits: Tensor | None
     labels: Tensor | None
     logits_dtype: torch.dtype | None
-    """On the device. On the host there is no bfloat16: numpy has none."""
+    """The logits' dtype on the device. On the host bfloat16 becomes fp32, since numpy does not have it."""
 
     @property
     def logits_bytes(self) -> int | None:
-        """All logits as the device had them; None where they were not kept."""
+        """Bytes of all logits in their dtype on the device; None where they were not kept."""
         if self.logits is None or self.logits_dtype is None:
             return None
         return self.logits.numel() * self.logits_dtype.itemsize
 
     @property
     def logits_type(self) -> str | None:
-        """The name of their dtype on the device."""
+        """The name of the logits' dtype on the device."""
         return None if self.logits_dtype is None else str(self.logits_dtype).removeprefix("torch.")
 
 
@@ -80,9 +80,10 @@ def evaluate(
     observer: Observer,
     empty_cache: Callable[[], None],
 ) -> Evaluated:
-    """Run `evaluation` with the model as the last training step left it, in the phase "evaluation".
+    """Run `evaluation` with the model after the last training step, in the phase "evaluation".
 
-    `empty_cache`: torch.cuda.empty_cache, of the device; Trainer calls it whenever it has copied to the host.
+    `empty_cache` is torch.cuda.empty_cache, or the same for `device`: Trainer calls it whenever it has copied
+    results to the host.
     """
     model: Any = training.model
     model.eval()
@@ -124,8 +125,8 @@ def _evaluated(
 def _batches(
     recipe: Recipe, training: Training, evaluation: Evaluation, device: torch.device
 ) -> Iterator[Batch]:
-    """On the device, as accelerate's loader gives them: a batch lives until the next one comes, here and
-    where it is used."""
+    """The batches on the device, as accelerate's loader yields them: here, and where it is used, a batch
+    lives until the next one takes its name."""
     sized = recipe.model_copy(
         update={"micro_batch_size": evaluation.batch_size, "gradient_accumulation_steps": 1}
     )
@@ -142,7 +143,7 @@ def _batches(
 def _predicted(
     recipe: Recipe, training: Training, batch: Batch, evaluation: Evaluation
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Trainer.prediction_step: loss, and if they are kept, logits and labels of a batch."""
+    """The loss of a batch, and its logits and labels if they are kept, as in Trainer.prediction_step."""
     num_tokens = (batch["labels"][..., 1:] != NOT_PREDICTED).sum()
     without_logits: dict[str, bool] = {"fused_lm_head": True} if recipe.by_trl else {}
     if (recipe.fused_loss or recipe.chunked_loss) and not evaluation.keep_logits:
@@ -150,18 +151,18 @@ def _predicted(
     with training.autocast():
         outputs = training.model(**batch, **without_logits, num_items_in_batch=num_tokens)
         loss = outputs.loss
-        if recipe.by_trl and evaluation.keep_logits:  # SFTTrainer asks for them by another pass
+        if recipe.by_trl and evaluation.keep_logits:  # SFTTrainer computes them in another pass
             inputs = {name: value for name, value in batch.items() if name != "labels"}
             outputs = training.model(**inputs)
     logits = getattr(outputs, "logits", None)
     if recipe.mixed and logits is not None:
-        logits = logits.float()  # accelerate: what a model under autocast returns is fp32 for its user
+        logits = logits.float()  # as accelerate does with the outputs of a model under autocast
     loss = loss.detach().mean()
     return (loss, logits, batch["labels"]) if evaluation.keep_logits else (loss, None, None)
 
 
 class _Kept:
-    """Results of the batches so far, joined: on the device, and on the host those that were copied there."""
+    """The results of the batches so far: in a tensor on the device, and in one on the host once copied."""
 
     def __init__(self) -> None:
         self._here: Tensor | None = None
@@ -173,7 +174,7 @@ class _Kept:
     def to_host(self) -> None:
         if self._here is None:
             return
-        with on_host():  # Tensor.cpu(), which a shape-only tensor has not: neither pinned nor asynchronous
+        with on_host():  # as Tensor.cpu(), which shape-only tensors do not have: not pinned, not asynchronous
             device = "meta" if self._here.is_meta else "cpu"
             copied = torch.empty_like(self._here, device=device).copy_(self._here)
             if copied.dtype == torch.bfloat16:

@@ -1,4 +1,4 @@
-"""What a training step raises in the code of a model, told as a sentence: where, what, and what to change."""
+"""Turns an error that a model's own code raises in a step into a sentence: where, what, and the fix."""
 
 import traceback
 from collections.abc import Iterator
@@ -11,35 +11,37 @@ from harness.parallel import lost_rank
 from harness.training.model_config import first_line
 
 LIBRARIES = ("transformers", "peft", "transformers_modules")
-"""Whose frames are a model's code."""
+"""Packages whose code counts as a model's."""
 RAISED = (AssertionError, AttributeError, IndexError, KeyError, NotImplementedError)
 RAISED += (RuntimeError, TypeError, ValueError)
-"""By these types alone: those that libraries derive from them (out of memory, ranks) mean something else."""
+"""Types of errors that are explained. Types that libraries derive from them (out of memory, lost ranks) mean
+something else, and are not."""
 TOO_LARGE = "Storage size calculation overflowed"
-"""What torch says of a tensor that no memory could hold (ATen/EmptyTensor.cpp)."""
+"""torch's message about a tensor that no memory could hold (ATen/EmptyTensor.cpp)."""
 
 UNUSED = "Expected to have finished reduction in the prior iteration"
-"""What DistributedDataParallel says in the second step (torch/csrc/distributed/c10d/reducer.cpp)."""
+"""DistributedDataParallel's message, in the second step, about parameters without a gradient
+(torch/csrc/distributed/c10d/reducer.cpp)."""
 
 
 @contextmanager
-def told_of_model(model: Any) -> Iterator[None]:
-    """Raises InputError for what the code of `model`, or peft's around it, raises inside."""
+def errors_explained(model: Any) -> Iterator[None]:
+    """Raises InputError for an error of the code of `model`, or of peft's around it, in the `with` block."""
     try:
         yield
     except RAISED as error:
-        said = str(error)
-        # A gather of parameters is called from the model's code too: a rank that is gone is no mistake of it.
-        if type(error) not in RAISED or is_out_of_memory(error) or TOO_LARGE in said or lost_rank(said):
+        message = str(error)
+        # the model's code also calls the gathering of parameters: a rank that is lost is not its mistake
+        if type(error) not in RAISED or is_out_of_memory(error) or TOO_LARGE in message or lost_rank(message):
             raise
-        told = _told(model, error)
-        if told is None:
+        explained = _explained(model, error)
+        if explained is None:
             raise
-        raise told from error
+        raise explained from error
 
 
-def _told(model: Any, error: Exception) -> InputError | None:
-    """None for what was not raised in such code: a mistake of ours is not a user's."""
+def _explained(model: Any, error: Exception) -> InputError | None:
+    """The error explained; None if no model's code raised it: a mistake of harness is not the user's."""
     frames = traceback.extract_tb(error.__traceback__)
     package = str(PurePath(__file__).parents[1])
     places = [_in_library(frame) for frame in frames]
@@ -59,18 +61,18 @@ def _told(model: Any, error: Exception) -> InputError | None:
             "shapes and no values. `harness run RECIPE --gpu h100` runs it on a virtual GPU, where "
             "values that no kernel computed are 0, and `harness napkin` has an estimate."
         )
-    said = f"{type(error).__name__}: {first_line(error)}"
+    message = f"{type(error).__name__}: {first_line(error)}"
     if hasattr(model, "peft_config"):
         fix = "List other layers in lora_targets, for example [q_proj, v_proj], or set adapter: none"
     elif any(frame.filename.endswith("torch/utils/checkpoint.py") for frame in frames):
         fix = "Set gradient_checkpointing: false"
     else:
         fix = "Check the sizes in its config, or choose another model: the error is in its own code"
-    return InputError(f"model: a training step of {kind} fails at {place}: {said}. {fix}.")
+    return InputError(f"model: a training step of {kind} fails at {place}: {message}. {fix}.")
 
 
 def _in_library(frame: traceback.FrameSummary) -> str | None:
-    """ "transformers/models/blt/modeling_blt.py:1060" of a frame in one of LIBRARIES."""
+    """A frame's place in one of LIBRARIES, as "transformers/models/blt/modeling_blt.py:1060"; else None."""
     parts = PurePath(frame.filename).parts
     for index, part in enumerate(parts):
         if part in LIBRARIES and parts[index - 1] in ("site-packages", "dist-packages", "modules"):

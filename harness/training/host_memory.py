@@ -1,4 +1,4 @@
-"""Tensors in host memory, and the stream that copies to and from it."""
+"""Tensors in host memory, and the stream that copies them to the device and back."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 _inside = ContextVar("on_host", default=False)
-"""A thread has its own. A GPU's backward runs in autograd's, where hooks enter `on_host` themselves."""
+"""Whether the thread is in `on_host`. Each thread has its own value: a GPU's backward runs in a thread of
+autograd, where hooks enter `on_host` themselves."""
 
 
 @contextmanager
 def on_host() -> Iterator[None]:
-    """Tensors that this thread makes inside belong to host memory, whatever device they are on."""
+    """Tensors that this thread makes in the `with` block are host memory, whatever device they are on."""
     before = _inside.set(True)
     try:
         yield
@@ -44,7 +45,7 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether its elements, in any order of the dimensions, lie side by side."""
+    """Whether the tensor's elements lie side by side, in any order of its dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
@@ -55,9 +56,10 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 class SideStream:
-    """Copies over the host link, beside the compute stream. Device memory always comes from the compute
-    stream, so it is reused in a fixed order. On a CPU and shape-only there is no stream: every copy is
-    done at once, in the order in which a GPU is told of it.
+    """A stream for copies between host and device, which run while the compute stream computes.
+
+    Device memory always comes from the compute stream, so it is reused in a fixed order. On a CPU and for
+    shape-only tensors there is no stream: every copy is done at once, in the order in which a GPU gets it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -66,7 +68,7 @@ class SideStream:
 
     @contextmanager
     def after_compute(self) -> Iterator[None]:
-        """Inside, copies are queued: each begins when the compute stream has done what it has now."""
+        """Copies in the `with` block are queued: they begin when the compute stream's work so far is done."""
         if self._stream is None:
             yield
             return
@@ -75,15 +77,15 @@ class SideStream:
             yield
 
     def event(self) -> Any:
-        """What `compute_waits` waits for: the copies queued so far."""
+        """An event for `compute_waits`: the copies queued so far are done."""
         return self._stream.record_event() if self._stream is not None else None
 
     def compute_waits(self, event: Any) -> None:
-        """The compute stream goes on after the copies that `event` stands for."""
+        """Have the compute stream wait for the copies that were queued when `event` was made."""
         if self._stream is not None:
             torch.accelerator.current_stream(self._device).wait_event(event)
 
     def compute_waits_for_all(self) -> None:
-        """The compute stream goes on after every copy queued so far."""
+        """Have the compute stream wait for every copy queued so far."""
         if self._stream is not None:
             torch.accelerator.current_stream(self._device).wait_stream(self._stream)

@@ -1,7 +1,7 @@
-"""What a model's processor makes of images: how many tokens of a row, and which inputs beside them.
+"""What a model's processor makes of images: how many tokens of a row, and which other inputs.
 
-The processors' own classes are not asked: they need packages and files of their own for a few lines of
-arithmetic. Which of four ways a family's takes is told here, and tests compare with the processors.
+The processors themselves are not called: they need packages and files of their own, and these are a few lines
+of arithmetic. Families go one of four ways, which are listed here; tests compare with the processors.
 """
 
 import inspect
@@ -28,15 +28,16 @@ BY_GRID = (
     "glm4v",
     "glm4v_moe",
 )
-"""Each side becomes the nearest multiple of a merged patch (transformers/models/qwen2_vl/
-image_processing_qwen2_vl.py, smart_resize), and the patches of all images are rows of one tensor."""
+"""Types of model that resize each side of an image to the nearest multiple of a merged patch
+(transformers/models/qwen2_vl/image_processing_qwen2_vl.py, smart_resize). The patches of all images are rows
+of one tensor."""
 BY_SIZE = ("mistral3", "lighton_ocr")
-"""Each side becomes the next multiple of a merged patch (transformers/models/pixtral/
-image_processing_pixtral.py, get_resize_output_image_size)."""
+"""Types of model that resize each side to the next larger multiple of a merged patch
+(transformers/models/pixtral/ image_processing_pixtral.py, get_resize_output_image_size)."""
 WHOLE = ("gemma3", "llava", "vipllava")
-"""Every image becomes as large as the tower was made for."""
+"""Types of model that resize every image to the one size that the tower takes."""
 TILED = tuple(MOST)
-"""Every image becomes tiles, each as large as the tower was made for (training/tiles.py)."""
+"""Types of model that cut every image into tiles of the size that the tower takes (training/tiles.py)."""
 KNOWN = (*BY_GRID, *BY_SIZE, *WHOLE, *TILED)
 
 
@@ -45,70 +46,72 @@ class Images:
     """The images of a row, all of one size."""
 
     count: int
+    """How many images a row has."""
     tokens: int
-    """Of a row, for each image."""
+    """How many of the row's tokens each image takes."""
     token: int
-    """The word that stands for them."""
+    """The word of the vocabulary that stands in their places."""
     reserved: frozenset[int]
     """Words that no text has: this one, and those for videos."""
     pixels: tuple[int, ...]
-    """What an image adds to pixel_values: patches, tiles, or 1 image; and the numbers of each."""
+    """The shape of an image's part of pixel_values: patches, tiles or 1 image, and the numbers of each."""
     sizes: tuple[str, tuple[int, ...]] | None
-    """An input with a row for each image, and that row."""
+    """The name of an input with a row for each image, and that row; None for models without such an input."""
     kinds: str | None
-    """The name of an input that is 1 where a token stands for an image, and else 0."""
+    """The name of an input that is 1 where a token is an image's and else 0; None for models without one."""
     dtype: torch.dtype = torch.float32
-    """Of pixel_values."""
+    """The dtype of pixel_values."""
 
     @property
     def _free(self) -> int:
+        """A word that texts may have."""
         return next(word for word in range(len(self.reserved) + 1) if word not in self.reserved)
 
     def places(self, rows: int, seq_len: int) -> torch.Tensor:
-        """Which tokens are those of images: bool (rows, seq_len). A word stands before each image."""
-        found = torch.zeros(rows, seq_len, dtype=torch.bool)
+        """Whether each token is an image's: bool (rows, seq_len). A word of text comes before each image."""
+        places = torch.zeros(rows, seq_len, dtype=torch.bool)
         for n in range(self.count):
             first = 1 + n * (self.tokens + 1)
-            found[:, first : first + self.tokens] = True
-        return found
+            places[:, first : first + self.tokens] = True
+        return places
 
-    def beside(self, places: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The inputs that are integers, and have the same values in every row."""
-        made: dict[str, torch.Tensor] = {}
+    def _integer_inputs(self, places: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The inputs `sizes` and `kinds`, which are the same for every row."""
+        inputs: dict[str, torch.Tensor] = {}
         if self.sizes is not None:
-            made[self.sizes[0]] = torch.tensor([self.sizes[1]] * (self.count * len(places)))
+            inputs[self.sizes[0]] = torch.tensor([self.sizes[1]] * (self.count * len(places)))
         if self.kinds is not None:
-            made[self.kinds] = places.long()
-        return made
+            inputs[self.kinds] = places.long()
+        return inputs
 
     def shapes(self, rows: int, seq_len: int) -> dict[str, torch.Tensor]:
-        """The inputs of a batch whose pixels are shapes alone. Integers are real: what they say decides about
-        shapes."""
+        """The inputs of a batch whose pixels are shapes alone. Integers are real: shapes depend on them."""
         places = self.places(rows, seq_len)
         count = rows * self.count * self.pixels[0]
         pixels = torch.zeros((), dtype=self.dtype).expand(count, *self.pixels[1:])
         ids = torch.where(places, self.token, self._free)
-        return {"input_ids": ids, "pixel_values": pixels, **self.beside(places)}
+        return {"input_ids": ids, "pixel_values": pixels, **self._integer_inputs(places)}
 
     def into(self, batch: dict[str, Any], numbers: range, seed: int) -> dict[str, Any]:
-        """`batch`, whose rows have these numbers, with images of random pixels."""
+        """`batch` with images of random pixels in its rows; `numbers` are the rows' places in the data."""
         ids, labels = batch["input_ids"], batch["labels"]
         for word in self.reserved:
             for tensor in (ids, labels):
                 tensor[tensor == word] = self._free
         places = self.places(*ids.shape)
         ids[places], labels[places] = self.token, NOT_PREDICTED
-        drawn = [np.random.default_rng((seed, number, 1)) for number in numbers]
+        generators = [np.random.default_rng((seed, number, 1)) for number in numbers]
         shape = (self.count * self.pixels[0], *self.pixels[1:])
-        pixels = np.concatenate([each.standard_normal(shape, dtype=np.float32) for each in drawn])
-        return batch | {"pixel_values": torch.from_numpy(pixels).to(self.dtype)} | self.beside(places)
+        pixels = np.concatenate([each.standard_normal(shape, dtype=np.float32) for each in generators])
+        values = torch.from_numpy(pixels).to(self.dtype)
+        return batch | {"pixel_values": values} | self._integer_inputs(places)
 
 
 def images_of(recipe: Recipe, config: Any) -> Images | None:
-    """The images of a row of `recipe` for the model of `config`; None where there are none.
+    """The images of a row of `recipe` for the model of `config`; None for a recipe without images.
 
-    Raises InputError for a model that sees nothing or whose processor is not known here, for a size that is
-    missing, and for images that leave no token of seq_len to predict.
+    Raises InputError for a model that takes no images or whose processor is not known here, for a missing
+    image size, and for images that leave no token of seq_len to predict.
     """
     if not recipe.images:
         return None
@@ -135,14 +138,14 @@ def images_of(recipe: Recipe, config: Any) -> Images | None:
         pixels: tuple[int, ...] = (1, channels, side, side)
     elif family in TILED:
         side, patch = (_first(each) for each in (vision.image_size, vision.patch_size))
-        tiles = tiles_of(family, side, *_asked(recipe))
+        tiles = tiles_of(family, side, *_height_and_width(recipe))
         shuffled = config.downsample_ratio if family == "internvl" else vision.pixel_shuffle_ratio
         tokens = tiles * round((side // patch * shuffled) ** 2)
         pixels = (tiles, channels, side, side)
     else:
         patch, merged = vision.patch_size, getattr(vision, "spatial_merge_size", None)
         merged = merged or config.spatial_merge_size
-        height, width = (_multiple(side, patch * merged, family) for side in _asked(recipe))
+        height, width = (_multiple(side, patch * merged, family) for side in _height_and_width(recipe))
         rows, columns = height // patch, width // patch
         tokens = rows * columns // merged**2
         if family in BY_GRID:
@@ -157,28 +160,30 @@ def images_of(recipe: Recipe, config: Any) -> Images | None:
             f"{tokens:,} tokens with a word before them, which leaves nothing to learn. Set seq_len to more "
             f"than {taken:,}, or make images fewer or smaller."
         )
-    asks = inspect.signature(model_class(recipe, config).forward).parameters
-    kinds = next((name for name in ("mm_token_type_ids", "token_type_ids") if name in asks), None)
+    parameters = inspect.signature(model_class(recipe, config).forward).parameters
+    kinds = next((name for name in ("mm_token_type_ids", "token_type_ids") if name in parameters), None)
     others = (getattr(config, name, None) for name in ("video_token_id", "video_token_index"))
     reserved = frozenset({token, *(other for other in others if other is not None)})
     dtype = torch.float32
-    if family == "llama4":  # its processor makes bf16, and its tower takes its weights' dtype alone
+    if family == "llama4":  # its processor makes bf16, and its tower takes only the dtype of its weights
         dtype = DTYPES[recipe.compute_dtype]
     return Images(recipe.images, tokens, token, reserved, pixels, sizes, kinds, dtype)
 
 
 def _first(value: Any) -> int:
-    """Of a number for each side, which are the same."""
+    """The size of a square: a config has one number, or the same one for each side."""
     return value if isinstance(value, int) else value[0]
 
 
 def _first_token(config: Any) -> int:
-    """CLIP's towers have a token beside those of the patches, which the strategy "default" leaves out."""
+    """How many tokens an image has besides those of its patches: CLIP's towers have one, which the strategy
+    "default" leaves out."""
     whole = getattr(config, "vision_feature_select_strategy", "default") == "full"
     return int(whole and config.vision_config.model_type.startswith("clip"))
 
 
-def _asked(recipe: Recipe) -> tuple[int, int]:
+def _height_and_width(recipe: Recipe) -> tuple[int, int]:
+    """The recipe's image_size in pixels. Raises InputError if it is not set."""
     if not recipe.image_size:
         raise InputError(
             f"images: {recipe.images}: {recipe.model} sees images of any size, and image_size does not say "
@@ -188,5 +193,5 @@ def _asked(recipe: Recipe) -> tuple[int, int]:
 
 
 def _multiple(side: int, of: int, family: str) -> int:
-    """The number of pixels that a side has when it has been resized."""
+    """The pixels of a side after it is resized to a multiple of `of`."""
     return of * (max(1, round(side / of)) if family in BY_GRID else -(-side // of))

@@ -1,4 +1,4 @@
-"""Setup and steps: what every path does around the one training step."""
+"""Setup and loop: what training, measuring and simulating all do around the one training step."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -11,18 +11,19 @@ from torch import Tensor
 from harness.parallel import Ranks, ranks_of
 from harness.recipe import RECORDED_STEPS, Recipe
 from harness.training.batches import Batch, Batches, build_batches
-from harness.training.failures import told_of_model
+from harness.training.failures import errors_explained
 from harness.training.images import images_of
 from harness.training.model import build_training
 from harness.training.step import Training, train_step
 from harness.training.toggles.scores import pad_alike
 
 Kind = Literal["warmup", "timed", "recorded"]
-"""warmup: run and forgotten; timed: only the clock looks; recorded: every allocation is written down."""
+"""What a step is for. warmup: its results are dropped; timed: its times are measured and nothing else;
+recorded: its allocations are recorded."""
 
 
 class LoopObserver(Protocol):
-    """An Observer (training/step.py) that is also told which step begins."""
+    """An Observer (training/step.py) that also hears which step begins."""
 
     def begin_step(self, index: int, kind: Kind) -> None: ...
     def phase(self, name: str) -> AbstractContextManager[None]: ...
@@ -35,13 +36,13 @@ class Step:
     index: int
     kind: Kind
     loss: Tensor
-    """On several ranks: this one's, which `Ranks.averaged` makes the step's."""
+    """This rank's loss. `Ranks.averaged` makes the step's loss of those of several ranks."""
     num_tokens: int
-    """Predicted tokens of this rank's rows."""
+    """How many tokens of this rank's rows are predicted."""
 
 
 def set_up(recipe: Recipe, device: torch.device, observer: LoopObserver) -> tuple[Training, Batches]:
-    """Build what the steps need. The data comes first: it is what a user most often gets wrong."""
+    """Build what the steps need. The data comes first, since it is most often wrong."""
     from harness.training.model_config import load_config
 
     with observer.phase("setup"):
@@ -60,19 +61,19 @@ def run_steps(
     observer: LoopObserver,
     first: int = 0,
 ) -> Iterator[Step]:
-    """Run one step for each of `kinds`, yielding it when its work is queued (on a GPU not yet done).
+    """Run one step for each of `kinds`, and yield it when its work is queued: on a GPU it is not done yet.
 
-    Steps are counted from `first`.
+    Steps are numbered from `first`.
     """
     for index, kind in enumerate(kinds, first):
         observer.begin_step(index, kind)
         with observer.phase("data"):
-            on_host, num_tokens = next(batches)
-            micro_batches = [moved(batch, device) for batch in on_host]
+            host_batches, num_tokens = next(batches)
+            micro_batches = [moved(batch, device) for batch in host_batches]
             shared_tokens = training.ranks.shared(num_tokens)
-        with told_of_model(training.model):
+        with errors_explained(training.model):
             loss = train_step(training, micro_batches, shared_tokens, observer)
-        del micro_batches  # the next step's inputs are made before this frame goes away
+        del micro_batches  # else they would live while the next step's inputs are made
         yield Step(index, kind, loss, num_tokens)
 
 
@@ -87,28 +88,27 @@ def step_kinds(recipe: Recipe) -> list[Kind]:
 
 
 def remaining_kinds(kinds: Sequence[Kind], first: int, warmup_steps: int) -> list[Kind]:
-    """The kinds of a resumed run's steps: those from `first` on, timed ones as warmup until it is warm.
-
-    As many as `warmup_steps`, but one of them stays timed.
+    """The kinds of a resumed run's steps, which are those of `kinds` from `first` on. Timed ones become
+    warmup until there are `warmup_steps` of these; the last one stays timed.
     """
-    left = list(kinds[first:])
-    timed = [n for n, kind in enumerate(left) if kind == "timed"]
-    for n in timed[: max(0, min(warmup_steps - left.count("warmup"), len(timed) - 1))]:
-        left[n] = "warmup"
-    return left
+    remaining = list(kinds[first:])
+    timed = [n for n, kind in enumerate(remaining) if kind == "timed"]
+    for n in timed[: max(0, min(warmup_steps - remaining.count("warmup"), len(timed) - 1))]:
+        remaining[n] = "warmup"
+    return remaining
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:
-    """The batch on `device`, in tensors of its own."""
+    """A copy of the batch on `device`."""
     return {
-        # copy=True: on the CPU too the inputs are a tensor of the step's own
+        # copy=True: on the CPU too the step has inputs of its own
         name: value.to(device, non_blocking=True, copy=True) if isinstance(value, Tensor) else value
         for name, value in batch.items()
     }
 
 
 def batches_of(recipe: Recipe, config: Any, ranks: Ranks, *, shapes_only: bool) -> Batches:
-    """The batches of `recipe` for the model of `config`; `shapes_only`: for shape-only tensors."""
+    """The batches of `recipe` for the model of `config`; with `shapes_only` for shape-only tensors."""
     text = config.get_text_config()
     return build_batches(
         recipe,

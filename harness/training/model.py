@@ -1,7 +1,7 @@
-"""From a recipe to the model, optimizer and contexts that a step needs: all toggles, in one fixed order.
+"""Builds a recipe's model, optimizer and contexts for the step, with all toggles in one fixed order.
 
-Order: config, architecture with weights (quantized layer by layer), k-bit preparation, adapter, gradient
-checkpointing, loss, host memory for parameters, compile, the reference of pairs, ranks, optimizer, scaler.
+The order: config, architecture with weights (quantized layer by layer), k-bit preparation, adapter, gradient
+checkpointing, loss, host memory for parameters, compile, reference of pairs, ranks, optimizer, scaler.
 """
 
 import os
@@ -69,19 +69,19 @@ from harness.training.toggles.scores import (
 from harness.training.toggles.vision import freeze_vision
 
 DAMAGED = (SafetensorError, UnpicklingError, EOFError)
-"""What safetensors and torch raise for a file of weights that cannot be read."""
+"""Errors of safetensors and torch for a file of weights that cannot be read."""
 BUILD_ERRORS = (
     *(ValueError, TypeError, KeyError, AttributeError, LookupError, OSError, ImportError, RuntimeError),
     *DAMAGED,
 )
-"""What transformers, torch and safetensors raise for a config or a checkpoint that does not build."""
+"""Errors of transformers, torch and safetensors for a config or a checkpoint that does not build."""
 
 
 def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -> Training:
-    """Model, optimizer, scaler and contexts of `recipe`, on `device` (cuda, cpu, or meta: shapes only), as
-    one of `ranks` has them.
+    """The model, optimizer, scaler and contexts of `recipe`, as this one of `ranks` has them. `device` is
+    cuda, cpu, or meta for shapes only.
 
-    Raises InputError for a config that does not build or a toggle that cannot work on `device`.
+    Raises InputError for a config that does not build, and for a toggle that cannot work on `device`.
     """
     deferred = Deferred(device, quantize_linear) if recipe.fsdp or recipe.tensor_parallel else None
     model = build_model(recipe, device, deferred)
@@ -121,15 +121,15 @@ def _loss(recipe: Recipe, model: Any, reference: Any) -> Callable[[Any, Any, Any
 
 
 def import_libraries(recipe: Recipe) -> None:
-    """Import now what building the model of `recipe` imports. Raises nothing that building would not."""
+    """Import now what building the model of `recipe` would import. Raises what building would raise."""
     model_class(recipe, load_config(recipe))
     import_peft(recipe)
     import_trl(recipe)
 
 
 def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None = None) -> Any:
-    """The model of `recipe` in training mode with every toggle applied, its weights on `device`; or none yet,
-    and `deferred` knows how they are made."""
+    """The model of `recipe` in training mode with every toggle applied. Its weights are on `device`; or, with
+    `deferred`, they are not made yet, and `deferred` has recorded how to make them."""
     config = load_config(recipe)
     refuse_what_cannot_run(recipe, config, device)
     _built(recipe, partial(refuse_what_is_no_language_model, recipe, config))
@@ -166,10 +166,10 @@ def _from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: b
             f"weights: pretrained: {recipe.model} is a config without weights. "
             "Give model a checkpoint folder or a Hugging Face id, or set weights: random."
         )
-    how = {**_how(recipe, config), **quantized_on_loading(recipe), "device_map": {"": device}}
+    options = {**_options(recipe, config), **quantized_on_loading(recipe), "device_map": {"": device}}
     with hub_or_cache(recipe.model), loaded_by_one_thread() if later else nullcontext():
         model, loaded = auto_model(recipe, config).from_pretrained(
-            recipe.model, output_loading_info=True, **how
+            recipe.model, output_loading_info=True, **options
         )
     refuse_missing_weights(recipe, without_scores(recipe, loaded["missing_keys"]))
     if not later:
@@ -179,9 +179,9 @@ def _from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: b
 
 
 def _as_from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: bool) -> Any:
-    """What from_pretrained does to the memory of a device, of shapes: it takes as much as the model needs at
-    once and gives it back (transformers/modeling_utils.py, caching_allocator_warmup), and then makes one
-    tensor after the other, by name, without a weight for a head that is tied."""
+    """A model of shapes, made with the allocations of from_pretrained: it takes as many bytes as the model
+    needs at once and gives them back (transformers/modeling_utils.py, caching_allocator_warmup), and then
+    makes one tensor after the other, by name, without a weight for a head that is tied."""
     deferred = Deferred(device, quantize_linear)
     with deferred.recording(loading=True) as place:
         model = _random(recipe, config, place, later=True)
@@ -198,12 +198,13 @@ def _as_from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later
 
 def _random(recipe: Recipe, config: Any, device: torch.device, later: bool) -> Any:
     def build() -> Any:
-        return as_loaded(auto_model(recipe, config).from_config(config, **_how(recipe, config)))
+        return as_loaded(auto_model(recipe, config).from_config(config, **_options(recipe, config)))
 
     return build_random(recipe, build, device, later=later)
 
 
-def _how(recipe: Recipe, config: Any) -> dict[str, Any]:
+def _options(recipe: Recipe, config: Any) -> dict[str, Any]:
+    """The arguments that transformers' from_config and from_pretrained both get."""
     return {
         "dtype": weights_dtype(recipe, config),
         "attn_implementation": recipe.attention,
@@ -220,7 +221,7 @@ def _built(recipe: Recipe, build: Callable[[], Any]) -> Any:
     except BUILD_ERRORS as error:
         if is_out_of_memory(error):
             raise
-        if "attn_implementation" in str(error):  # a checkpoint's own code
+        if "attn_implementation" in str(error):  # raised by a checkpoint's own code
             raise InputError(
                 f"attention: {recipe.attention}: {recipe.model} cannot run with it; set attention: eager."
             ) from error

@@ -1,4 +1,4 @@
-"""The transformers config of a recipe's model, the class it makes, and that class without memory."""
+"""The transformers config of a recipe's model, the class of the model, and the model on the meta device."""
 
 import os
 from typing import Any
@@ -17,14 +17,15 @@ MAPPINGS = {
     "ForImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
     "": "MODEL_MAPPING",
 }
-"""transformers' mapping to the models with a head, or with none, as the names of their classes end."""
+"""By the end of a class' name, which says the head of its model: transformers' mapping from configs to such
+classes. "" is of models without a head."""
 
 
 def load_config(recipe: Recipe) -> Any:
     """The transformers config of `recipe.model`: a name in recipes/models, a path, or a Hugging Face id.
 
-    Raises InputError naming the model if it is unknown, malformed, not a causal language model, or has no
-    head for the task.
+    Raises InputError naming the model if it is unknown, if its config is malformed, if it is no causal
+    language model, or if transformers has it without a head for the task.
     """
     from transformers import AutoConfig
     from transformers.activations import ACT2FN
@@ -47,11 +48,11 @@ def load_config(recipe: Recipe) -> Any:
         else:
             _refuse_unknown_type(values.get("model_type"), str(path))
             config = AutoConfig.for_model(**values)
-        config.get_text_config()  # batches ask it for the vocabulary
+        config.get_text_config()  # loop.batches_of needs it
     except InputError:
         raise
     except Exception as error:
-        # transformers raises a dozen types here (OSError, ValueError, KeyError, its own); all mean this.
+        # transformers raises a dozen types here (OSError, ValueError, KeyError, its own), and all mean this
         raise InputError(
             f"model: {recipe.model}: no usable config ({first_line(error)}).{nearest_model(recipe.model)} "
             "Give a name from recipes/models, a config.json, a checkpoint folder or a Hugging Face id."
@@ -70,7 +71,7 @@ def load_config(recipe: Recipe) -> Any:
                 f"model: {recipe.model}: transformers has no {config.model_type} with a head of scores, "
                 "which task: reward and classification train; choose another model, like llama."
             )
-    positions = getattr(config, "n_positions", None)  # learned, not computed: GPT-2 has no more
+    positions = getattr(config, "n_positions", None)  # the rows of a table, as GPT-2's
     if positions is not None and recipe.seq_len > positions:
         raise InputError(
             f"seq_len: {recipe.seq_len}: {recipe.model} has {positions} positions; set at most that."
@@ -79,8 +80,8 @@ def load_config(recipe: Recipe) -> Any:
 
 
 def sees(recipe: Recipe, config: Any) -> bool:
-    """Whether the model is one of images and text. A type that is a causal language model too is one where
-    the recipe has images."""
+    """Whether the model is built as one of images and text. If its type is also a causal language model of
+    text alone, it is where the recipe has images."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -92,13 +93,14 @@ def sees(recipe: Recipe, config: Any) -> bool:
 
 
 def has_tower(model: Any) -> bool:
-    """Whether `model` is of a class of images and text, be it one for text alone too."""
+    """Whether the class of `model` is one of images and text, even if it is one of text alone too."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     return type(model).__name__ in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
 
 
 def _head(recipe: Recipe, config: Any) -> str:
+    """The key of MAPPINGS for the recipe's task."""
     if recipe.scores:
         return "ForSequenceClassification"
     if recipe.embeds:
@@ -107,28 +109,28 @@ def _head(recipe: Recipe, config: Any) -> str:
 
 
 def auto_model(recipe: Recipe, config: Any) -> Any:
-    """transformers' class that makes a model of any type for the task."""
+    """transformers' auto class, which makes a model of any type with the head for the task."""
     import transformers
 
     return getattr(transformers, f"AutoModel{_head(recipe, config)}")
 
 
 def models_of(recipe: Recipe, config: Any) -> Any:
-    """transformers' mapping from the class of a config to that of its model for the task."""
+    """transformers' mapping from the class of a config to that of its model with the task's head."""
     from transformers.models.auto import modeling_auto
 
     return getattr(modeling_auto, MAPPINGS[_head(recipe, config)])
 
 
 def model_class(recipe: Recipe, config: Any) -> Any:
-    """transformers' class for `config` and the task; None for a checkpoint's own code."""
+    """transformers' class of the model of `config` with the task's head; None for a checkpoint's code."""
     models = models_of(recipe, config)
-    known = type(config) in models  # which has a `get` that raises
+    known = type(config) in models  # a test of its own: the mapping's `get` raises
     return models[type(config)] if known else None
 
 
 def shapes_of(recipe: Recipe, config: Any) -> Any:
-    """The model of `config` without memory, seen by nobody who counts bytes."""
+    """The model of `config` on the meta device. It takes no memory, and no observer sees its tensors."""
     with _disable_current_modes(), torch.device("meta"):
         model = auto_model(recipe, config).from_config(
             config, attn_implementation="eager", trust_remote_code=recipe.trust_remote_code
@@ -150,10 +152,10 @@ def _refuse_unknown_type(model_type: Any, origin: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says: its first line, and the second if the first only announces it."""
+    """The first line of an error's message, and the second if the first ends with a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    said = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
-    return said.rstrip(".")
+    message = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return message.rstrip(".")
 
 
 def _refuse_irregular_files(model: str) -> None:

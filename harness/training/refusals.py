@@ -1,4 +1,4 @@
-"""What is refused before a model is built, or when it has been: each with the line of the recipe to write."""
+"""Refuses models and toggles that cannot run, before or after the model is built, and says the fix."""
 
 import inspect
 from collections.abc import Collection
@@ -20,7 +20,7 @@ from harness.training.toggles.gradient_checkpointing import checkpointing_proble
 
 
 def refuse_what_cannot_run(recipe: Recipe, config: Any, device: torch.device) -> None:
-    """Raise one InputError that names all toggles which the model or `device` does not have; and
+    """Raise one InputError that names all toggles which the model or `device` does not support, or
     MissingDependency for kernels that are not installed.
     """
     problems = [
@@ -40,7 +40,7 @@ def refuse_what_cannot_run(recipe: Recipe, config: Any, device: torch.device) ->
 
 
 def refuse_empty_weights(recipe: Recipe, model: nn.Module) -> None:
-    """Raise InputError for a config whose sizes leave a weight without an element: it fails in a step."""
+    """Raise InputError for a config with a size that leaves a weight without elements: a step would fail."""
     for name, parameter in model.named_parameters():
         if not parameter.numel():
             raise InputError(
@@ -50,8 +50,8 @@ def refuse_empty_weights(recipe: Recipe, model: nn.Module) -> None:
 
 
 def refuse_missing_weights(recipe: Recipe, missing: Collection[str]) -> None:
-    """Raise InputError where a checkpoint has no values for weights of the model: transformers makes random
-    ones, and says so in a notice alone."""
+    """Raise InputError where a checkpoint has no values for the weights `missing`: transformers makes random
+    ones, and says so only in a notice."""
     if missing:
         names = sorted(missing)
         raise InputError(
@@ -62,20 +62,20 @@ def refuse_missing_weights(recipe: Recipe, missing: Collection[str]) -> None:
 
 
 def refuse_what_is_no_language_model(recipe: Recipe, config: Any) -> None:
-    """Raise InputError for a model that sees the token it is to predict, or is not trained on the next one.
+    """Raise InputError for a model that sees the token it is to predict, or whose loss is about another.
 
-    By what the model itself is: an encoder's class asks for is_decoder before it masks what comes after; and
-    a loss that does not shift the labels compares each output with the token that was just read.
+    An encoder's class needs is_decoder before it masks later tokens. A loss that does not shift the labels
+    compares each output with the token that was just read.
     """
-    made_by = model_class(recipe, config)
-    if made_by is None or recipe.by_row:  # a text is read whole before it is scored
+    architecture = model_class(recipe, config)
+    if architecture is None or recipe.by_row:  # a text is read as a whole before it is scored
         return
-    if getattr(config, "is_decoder", None) is False and _asks_for_decoder(made_by):
+    if getattr(config, "is_decoder", None) is False and _asks_for_decoder(architecture):
         raise InputError(
             f"model: {recipe.model}: as configured, {config.model_type} looks at the tokens that it is to "
             'predict. Write "is_decoder": true into its config.json.'
         )
-    if not _shifts_by_its_class(made_by) and shifts_labels(shapes_of(recipe, config)) is False:
+    if not _shifts_by_its_class(architecture) and shifts_labels(shapes_of(recipe, config)) is False:
         raise InputError(
             f"model: {recipe.model}: the loss of {config.model_type} compares each output with the token "
             "just read, not with the next one, so it would learn to copy. Choose a model whose loss shifts "
@@ -83,29 +83,28 @@ def refuse_what_is_no_language_model(recipe: Recipe, config: Any) -> None:
         )
 
 
-def _asks_for_decoder(made_by: Any) -> bool:
-    """Whether the class tells its user to set is_decoder: transformers warns so where attention is not causal
-    without it.
-    """
-    return "is_decoder=True" in inspect.getsource(made_by.__init__)
+def _asks_for_decoder(architecture: Any) -> bool:
+    """Whether the class tells its user to set is_decoder, because its attention is causal only then."""
+    return "is_decoder=True" in inspect.getsource(architecture.__init__)
 
 
-def _shifts_by_its_class(made_by: Any) -> bool:
-    """Whether forward calls the loss that transformers gives causal language models, which shifts."""
+def _shifts_by_its_class(architecture: Any) -> bool:
+    """Whether the class calls transformers' loss of causal language models, which shifts the labels."""
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
-    standard = LOSS_MAPPING.get(getattr(made_by, "loss_type", None) or "ForCausalLM") is ForCausalLMLoss
-    return standard and "self.loss_function(" in inspect.getsource(inspect.unwrap(made_by.forward))
+    standard = LOSS_MAPPING.get(getattr(architecture, "loss_type", None) or "ForCausalLM") is ForCausalLMLoss
+    return standard and "self.loss_function(" in inspect.getsource(inspect.unwrap(architecture.forward))
 
 
 _LABELS = (1_000_001, 1_000_002, 1_000_003, 1_000_004)
-"""Numbers that a model makes nowhere else."""
+"""Labels with numbers that no model computes otherwise, so that they are recognized."""
 
 
 class _LabelsInLoss(TorchFunctionMode):
-    """Keeps labels real in a forward pass on shapes, and what the loss compares with first in `first`."""
+    """Keeps labels real in a forward pass on shapes, and notes the first that the loss compares with."""
 
     first: int | None = None
+    """The first label that the loss compares with; None before that, or if it does not show."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -115,21 +114,21 @@ class _LabelsInLoss(TorchFunctionMode):
                 self.first = int(target.flatten()[0])
             return torch.empty((), device="meta")
         if func in (Tensor.__bool__, Tensor.item) and args[0].is_meta:
-            return False  # a question about padding
+            return False  # the model asks whether there is padding
         if func is Tensor.to and not args[0].is_meta and {*args[0].flatten().tolist()} & {*_LABELS}:
             return args[0]
         return func(*args, **kwargs)
 
 
 def shifts_labels(model: Any) -> bool | None:
-    """Whether the loss of `model` (on the meta device) compares the output at each token with the next token;
-    None where its forward pass does not show that.
+    """Whether the loss of `model`, which is on the meta device, compares the output at each token with the
+    next token; None where its forward pass does not show that.
     """
     watch = _LabelsInLoss()
     ids = torch.ones(1, len(_LABELS), dtype=torch.int64, device="meta")
     try:
         with _disable_current_modes(), watch:
             model(input_ids=ids, labels=torch.tensor([_LABELS]), use_cache=False)
-    except Exception:  # any model's own code: what cannot be watched is not refused
+    except Exception:  # any model's own code can fail here: a model that cannot be watched is not refused
         return None
     return {_LABELS[0]: False, _LABELS[1]: True}.get(watch.first or 0)

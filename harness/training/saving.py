@@ -1,4 +1,4 @@
-"""A checkpoint between training steps, as transformers' Trainer writes it."""
+"""Writes a checkpoint between training steps, as transformers' Trainer does."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,29 +14,30 @@ from harness.recipe import Recipe
 from harness.training.step import Observer, Training
 
 WEIGHTS, OPTIMIZER = "pytorch_model_fsdp.bin", "optimizer.pt"
-"""Trainer's names; those of weights that are not divided are transformers' and peft's own."""
+"""Trainer's names of files: of the weights of a model that is divided among ranks, and of the optimizer's
+state. Weights that are not divided have the names of transformers and peft."""
 CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
-"""What Python, torch and safetensors raise where the disk is full."""
+"""What Python, torch and safetensors raise when the disk is full."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """Bytes of the tensors that this process has written into files."""
+    """How many bytes of tensors this process has written into files."""
 
     weights_bytes: int = 0
     optimizer_bytes: int = 0
     part: bool = False
-    """Whether the other ranks write the rest."""
+    """Whether these are this rank's part, and the other ranks write the rest."""
 
 
 def save_as_trainer(
     recipe: Recipe, training: Training, folder: Path, observer: Observer, *, whole: bool = False
 ) -> Written:
-    """The model, or its adapter alone, and the optimizer's state into `folder`, in the phase "saving".
+    """Write the model, or its adapter alone, and the optimizer's state into `folder`, in the phase "saving".
 
-    Of several ranks rank 0 writes. Where the model is divided, every rank writes its own part, or if `whole`
-    all ranks gather one tensor after the other and rank 0 keeps them in host memory until it writes: the
-    FSDP plugin's SHARDED_STATE_DICT and FULL_STATE_DICT.
+    Of several ranks, rank 0 writes. If the model is divided among them, every rank writes its own part
+    (SHARDED_STATE_DICT of accelerate's FSDP plugin); or, if `whole`, all ranks gather one tensor after the
+    other, and rank 0 keeps them in host memory until it writes (FULL_STATE_DICT).
     """
     with observer.phase("saving"):
         if recipe.fsdp or recipe.tensor_parallel:
@@ -51,24 +52,26 @@ def save_as_trainer(
 
 
 def _save_divided(recipe: Recipe, training: Training, folder: Path, *, whole: bool) -> Written:
-    """As accelerate does it (utils/fsdp_utils.py: save_fsdp_model, save_fsdp_optimizer)."""
-    from torch.distributed.checkpoint import state_dict as of_ranks  # its import takes a second
+    """Write a model that is divided among ranks, as accelerate does (utils/fsdp_utils.py, save_fsdp_model and
+    save_fsdp_optimizer)."""
+    from torch.distributed.checkpoint import state_dict  # its import takes a second
 
     model, adapter = training.model, not recipe.trains_base
-    how = of_ranks.StateDictOptions(full_state_dict=whole, cpu_offload=whole)
-    weights = of_ranks.get_model_state_dict(model, options=replace(how, ignore_frozen_params=adapter))
+    options = state_dict.StateDictOptions(full_state_dict=whole, cpu_offload=whole)
+    weights = state_dict.get_model_state_dict(model, options=replace(options, ignore_frozen_params=adapter))
     weights_bytes = _write_divided("model", weights, folder / WEIGHTS, whole=whole)
     del weights
-    state = of_ranks.get_optimizer_state_dict(model, training.optimizer, options=how)
+    state = state_dict.get_optimizer_state_dict(model, training.optimizer, options=options)
     optimizer_bytes = _write_divided("optimizer", state, folder / OPTIMIZER, whole=whole)
     return Written(weights_bytes, optimizer_bytes, part=not whole)
 
 
 def _write_divided(name: str, state: Any, path: Path, *, whole: bool) -> int:
+    """Write `state`: all of it on rank 0, or each rank's part. The bytes of tensors that this rank has."""
     from torch.distributed import checkpoint
 
     if not whole:
-        # a folder for each rank, where accelerate has one for all: what is written and kept is the same
+        # each rank has a folder of its own, and accelerate's share one: the bytes are the same
         checkpoint.save({name: state}, storage_writer=checkpoint.FileSystemWriter(path))
         return sum(tensor.nbytes for tensor in _tensors(state))  # tied weights under each of their names
     if dist.get_rank() == 0:
@@ -77,18 +80,19 @@ def _write_divided(name: str, state: Any, path: Path, *, whole: bool) -> int:
 
 
 def _tensor_bytes(path: Path) -> int:
-    """A safetensors file is the length of its header in 8 bytes, the header, and the tensors."""
+    """Bytes of a safetensors file's tensors. Before them are 8 bytes, the header's length, and the header."""
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
     return path.stat().st_size - 8 - header
 
 
 def _storage_bytes(state: Any) -> int:
+    """Bytes of the tensors in `state`, each storage once."""
     storages = (tensor.untyped_storage() for tensor in _tensors(state))
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """This rank's."""
+    """The tensors in `state`; of a divided one this rank's part."""
     tensors: list[Any] = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
     return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]

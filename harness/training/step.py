@@ -21,7 +21,7 @@ def loss_of_model(model: Any, batch: Batch, num_tokens: Any) -> Tensor:
 
 
 class Observer(Protocol):
-    """What is told about a run: each phase as it begins and ends."""
+    """An object that hears each phase of a run begin and end."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """A context around "setup", "data", "forward", "backward" or "optimizer_step"."""
@@ -30,38 +30,40 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Training:
-    """All that a step needs, built once from a recipe by `build_training` (training/model.py)."""
+    """All that a step needs. `build_training` (training/model.py) builds it once from a recipe."""
 
     model: nn.Module
-    """As the recipe built it, under its own names."""
+    """The model as the recipe built it, with its parameters under their own names."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None = None
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     saved_tensors: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Context of the forward pass that decides where autograd keeps what it saves."""
+    """The context of a forward pass, which decides where autograd keeps what it saves."""
     max_grad_norm: float | None = None
     stepping: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Context of the optimizer step: where the memory it makes belongs."""
+    """The context of the optimizer step, which decides whether tensors made in it count as host memory."""
     summing: Callable[[bool], AbstractContextManager[Any]] = lambda last: nullcontext()
-    """Context of a micro batch, told whether it is the last: when gradients are summed over ranks."""
+    """(whether it is the last) -> the context of a micro batch, which decides whether its gradients are
+    summed over ranks."""
     repeats: Callable[[int, int], bool] = lambda n, of: False
-    """Whether micro batch `n` of so many, from 1, would only do what the one before it did, as a simulation
-    knows: then only its loss is made. Asked before each."""
+    """(n, number of micro batches) -> whether micro batch `n`, from 1, would only do again what the one
+    before did. A simulation knows that, and only the micro batch's loss is made then. Called before each."""
     ranks: Ranks = ALONE
     called: nn.Module | None = None
-    """What the step calls in the model's place: DDP around it."""
+    """The module that the step calls in the model's place: DDP around the model. None: the model."""
     loss: Callable[[Any, Batch, Any], Tensor] = loss_of_model
-    """What the task learns by: the loss of a micro batch, from what the step calls as the model."""
+    """(the module that the step calls, a micro batch, the step's number of tokens) -> the task's loss."""
     reference: nn.Module | None = None
-    """A frozen copy of the model, where the task compares with one."""
+    """A frozen copy of the model, for a task that compares with one."""
 
 
 def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, observer: Observer) -> Tensor:
     """One optimizer step over `batches` (the micro batches). Returns the step's loss, a scalar on the device.
 
-    `num_tokens` is the number of predicted tokens in the whole step: every micro batch's loss is its
-    sum over tokens divided by it, so k micro batches and one k times larger give the same gradients.
-    On several ranks it is theirs together divided by their number, for gradients are averaged over them.
+    `num_tokens` is the number of predicted tokens in the whole step. The loss of a micro batch is its sum
+    over tokens divided by this number, so k micro batches and one that is k times larger have the same
+    gradients. On several ranks it is the number of all ranks' tokens divided by that of ranks, since
+    gradients are averaged over ranks.
     """
     model, optimizer, scaler = training.called or training.model, training.optimizer, training.scaler
     losses = []
@@ -78,7 +80,7 @@ def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, ob
         losses.append(loss.detach())
         del loss
     with observer.phase("optimizer_step"), training.stepping():
-        # of one that steps a copy of the weights (training/toggles/optimizer.py)
+        # an optimizer that steps a copy of the weights has this (training/toggles/stepped_copy.py)
         take_gradients = getattr(optimizer, "take_gradients", None)
         if take_gradients is not None:
             take_gradients()

@@ -1,11 +1,11 @@
-"""Into how many tiles a processor cuts an image, for models whose towers see squares of one size.
+"""How many tiles a processor cuts an image into, for models whose image towers take squares of one size.
 
 The largest numbers of tiles are the processors' defaults, with which the models are published. Other families
-cut too, and are refused (CUT_OTHERWISE).
+cut images too, and are refused (CUT_OTHERWISE).
 """
 
 MOST = {"internvl": 12, "llama4": 16}
-"""By type of model, without the whole image, which is one more where there are several."""
+"""By type of model: the most tiles of an image. If there are several, the whole image is one more."""
 CUT_OTHERWISE = {
     **dict.fromkeys(
         ("idefics2", "idefics3", "smolvlm"),
@@ -17,37 +17,38 @@ CUT_OTHERWISE = {
         "drops of the tiles' features what is padding, and ends each row of them with a word of its own",
     ),
 }
-"""Why what these processors make of an image is not written here."""
+"""By type of model: why the tiles of its processor are not counted here."""
 
 
 def tiles_of(family: str, side: int, height: int, width: int) -> int:
-    """Tiles of `side` x `side` pixels that an image of `height` x `width` becomes."""
+    """How many tiles of `side` x `side` pixels an image of `height` x `width` becomes."""
     cut = _nearest_in_shape if family == "internvl" else _least_resized
     count = cut(MOST[family], side, height, width)
     return count + (count > 1)
 
 
 def _grids(most: int) -> list[tuple[int, int]]:
-    """All (rows, columns) of at most so many tiles, small ones and those with few columns first."""
-    found = [(n, m) for m in range(1, most + 1) for n in range(1, most // m + 1)]
-    return sorted(found, key=lambda grid: grid[0] * grid[1])
+    """All (rows, columns) of at most `most` tiles, those with few tiles, and of these few columns, first."""
+    grids = [(n, m) for m in range(1, most + 1) for n in range(1, most // m + 1)]
+    return sorted(grids, key=lambda grid: grid[0] * grid[1])
 
 
 def _nearest_in_shape(most: int, side: int, height: int, width: int) -> int:
-    """The grid whose ratio of sides is nearest; of equals a larger one, while tiles have less than twice the
-    image's pixels (transformers/models/got_ocr2/image_processing_got_ocr2.py, get_optimal_tiled_canvas)."""
-    best, apart = 1, float("inf")
+    """The tiles of the grid whose aspect ratio is nearest to the image's; of equally near ones the largest
+    whose tiles have less than twice the image's pixels
+    (transformers/models/got_ocr2/image_processing_got_ocr2.py, get_optimal_tiled_canvas)."""
+    best, least = 1, float("inf")
     for rows, columns in _grids(most):
-        off, count = abs(width / height - columns / rows), rows * columns
-        if off < apart or (off == apart and 2 * height * width > side**2 * count):
-            best, apart = count, off
+        difference, count = abs(width / height - columns / rows), rows * columns
+        if difference < least or (difference == least and 2 * height * width > side**2 * count):
+            best, least = count, difference
     return best
 
 
 def _least_resized(most: int, side: int, height: int, width: int) -> int:
-    """The grid into which the image fits with the least enlargement or, where it fits into none, with the
-    least reduction; of equals the smallest (transformers/models/llama4/image_processing_llama4.py,
-    get_best_fit)."""
+    """The tiles of the grid that the image fits into with the least enlargement; or, if it fits into none,
+    with the least reduction. Of equal grids the smallest
+    (transformers/models/llama4/image_processing_llama4.py, get_best_fit)."""
     scales = {grid: min(grid[0] * side / height, grid[1] * side / width) for grid in _grids(most)}
     scale = min((each for each in scales.values() if each >= 1), default=max(scales.values()))
     return min(rows * columns for (rows, columns), each in scales.items() if each == scale)

@@ -1,4 +1,4 @@
-"""What a built model does otherwise than its recipe lets expect, in sentences."""
+"""Warnings about a built model that differs from what the recipe's author may expect."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ from harness.training.toggles.scores import head_of
 
 
 def surprises_of_model(recipe: Recipe, model: nn.Module) -> list[str]:
-    """Warnings about kernels, quantization and adapters of `model`, as model.build_model returns it."""
+    """Warnings about kernels, quantization and adapters of `model`, which model.build_model has built."""
     if not recipe.quantized:
         return _kernels_of(model)
     experts: list[Any] = [part for part in model.modules() if hasattr(part, "parametrizations")]
@@ -22,50 +22,53 @@ def surprises_of_model(recipe: Recipe, model: nn.Module) -> list[str]:
     return _kernels_of(model) + surprises_of_quantization(
         recipe,
         {name for part in experts for name in part.parametrizations},
-        sum(state[0].quant_state.shape.numel() for state in states),  # before they were packed
+        sum(state[0].quant_state.shape.numel() for state in states),  # elements before they were packed
         _left_in_16_bit(model),
         sum(p.nbytes for p in model.parameters()),
     )
 
 
 KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d", "mamba_ssm": "mamba-ssm"}
-"""Optional modules that transformers runs the recurrent layers of a model with, and their packages."""
+"""Optional modules with kernels for recurrent layers, which transformers uses where they are installed, and
+their packages."""
 _MENTIONED = re.compile(r'_with_fallback\("\w+", "(\w+)"\)|^ *from (\w+)[\w.]* import', re.MULTILINE)
 
 
 def _kernels_of(model: nn.Module) -> list[str]:
-    """Which of KERNELS the recurrent layers run with here, and which they do without."""
+    """Sentences about which of KERNELS the model's recurrent layers run with, and which are not installed."""
     files = {inspect.getsourcefile(type(module)) for module in model.modules()}
     sources = (Path(path).read_text(encoding="utf-8") for path in files if path and "modeling_" in path)
     names = {name for source in sources for found in _MENTIONED.findall(source) for name in found}
     used = [name for name in KERNELS if name in names]
-    found: list[str] = []
+    sentences: list[str] = []
     if lacking := [KERNELS[name] for name in used if find_spec(name) is None]:
-        found.append(
+        sentences.append(
             f"recurrent layers run as PyTorch's own operators, without the packages {', '.join(lacking)}: "
             "with their kernels the temporaries are others, which can be gigabytes less, and a step is faster"
         )
     if present := [KERNELS[name] for name in used if find_spec(name) is not None]:
-        found.append(f"recurrent layers run with the kernels of {', '.join(present)}")
-    return found
+        sentences.append(f"recurrent layers run with the kernels of {', '.join(present)}")
+    return sentences
 
 
 def _left_in_16_bit(model: nn.Module) -> dict[str, int]:
-    """Bytes, by last name, of the frozen matrices that are not quantized; embeddings and head left out."""
+    """Bytes of the frozen matrices that are not quantized, by the last parts of their names; without
+    embeddings and head."""
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     head = head_of(model)
-    apart = {id(p) for table in [*tables, *([head] if head is not None else [])] for p in table.parameters()}
+    other = {id(p) for table in [*tables, *([head] if head is not None else [])] for p in table.parameters()}
     quantized = [module for module in model.modules() if _quantized(module)]
-    apart |= {id(p) for module in quantized for p in module.parameters(recurse=False)}
-    left: dict[str, int] = defaultdict(int)
+    other |= {id(p) for module in quantized for p in module.parameters(recurse=False)}
+    sizes: dict[str, int] = defaultdict(int)
     for name, parameter in model.named_parameters():
         matrix = parameter.dim() >= 2 and parameter.is_floating_point() and not parameter.requires_grad
-        if matrix and id(parameter) not in apart:
-            path = name.replace(".base_layer", "")  # where peft keeps what it adapts
-            left[".".join(path.rsplit(".", 2)[-2:])] += parameter.nbytes
-    return left
+        if matrix and id(parameter) not in other:
+            path = name.replace(".base_layer", "")  # the layer that peft adapts
+            sizes[".".join(path.rsplit(".", 2)[-2:])] += parameter.nbytes
+    return sizes
 
 
 def _quantized(module: nn.Module) -> bool:
-    """Asked of the module: under FSDP its weight is a DTensor, whose 16-bit numbers each hold four values."""
+    """Whether bitsandbytes quantized the module's weight. Its type says so; under FSDP the weight does not:
+    it is a DTensor of 16-bit numbers, each of which holds four values."""
     return type(module).__name__ in ("Linear4bit", "Linear8bitLt", "ParametrizationList")

@@ -3,9 +3,10 @@
 Libraries compiled from c/ take the place of the CUDA runtime, the driver, cuBLAS, NCCL, NVML and CUPTI in a
 process of its own. All above them is real: PyTorch's operators, autograd, the caching allocator, its history
 and statistics, cuDNN's planning, Triton's compiler, every Python library. No kernel computes anything; what
-is allocated and freed, and where, does not depend on that. Each takes the time that harness/kernels
-estimates, on a clock (c/clock.c) that events, streams and torch.profiler show. Values that came from the
-host, and what follows from them in integers and booleans, are true (startup/virtual_gpu_values.py).
+is allocated and freed, and where, does not depend on that. Each kernel takes the time that harness/kernels
+estimates, on a clock (c/clock.c) whose times CUDA events, streams and torch.profiler show. Values that came
+from the host are true, and so are the integers and booleans that follow from them
+(startup/virtual_gpu_values.py).
 
 Imports no torch, and nothing of the other answers.
 """

@@ -1,6 +1,7 @@
 """The libraries of the virtual GPU: compiled from c/ at first use, with the headers in PyTorch's own wheels.
 
-They are kept in the user's cache, by sources and versions; two processes that start at once both succeed.
+They are kept in the user's cache, in a folder named by sources and versions. Two processes that compile at
+once both succeed.
 """
 
 import hashlib
@@ -19,13 +20,13 @@ from pathlib import Path
 from harness.errors import InputError
 
 _DYNSYM, _FUNCTION, _GLOBAL, _WEAK = 11, 2, 1, 2
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
+"""Constants of the ELF format (man 5 elf): SHT_DYNSYM, STT_FUNC, STB_GLOBAL and STB_WEAK."""
+_SECTION = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr
+_SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym
 
 
 def exported_functions(library: Path) -> set[str]:
-    """Names of the functions that a 64-bit ELF library defines for others. Raises ValueError for other
-    files."""
+    """Names of the functions that a 64-bit ELF library exports. Raises ValueError for any other file."""
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:5] != b"\x7fELF\x02":
             raise ValueError(f"{library} is no 64-bit ELF library")
@@ -48,22 +49,25 @@ def exported_functions(library: Path) -> set[str]:
 
 SOURCES = Path(__file__).parent / "c"
 FIRST_TORCH, LAST_TORCH = (2, 11), (2, 15)
-"""The versions of PyTorch that have been tried."""
+"""The oldest and the newest release of PyTorch that the virtual GPU was tried with."""
 CUDNN = "libvirtual_gpu_cudnn.so"
-"""Stands in front of the real cuDNN, which it calls."""
+"""The library in front of the real cuDNN, which it calls."""
 CXX = ("c++", "g++", "clang++")
 OPERATORS = "libvirtual_gpu_operators.so"
-"""Tells the clock which operator runs: in C++, against PyTorch's headers, and loaded once torch is there."""
+"""The library that tells the clock which operator runs. It is C++, compiled against PyTorch's headers, and is
+loaded once torch is imported."""
 
 
 @dataclass(frozen=True)
 class Torch:
-    """PyTorch as it is installed, read without importing it."""
+    """The installed PyTorch, read from its files: importing it takes seconds."""
 
     folder: Path
+    """The folder of the package torch."""
     version: str
+    """For example 2.13.0+cu130."""
     cuda_version: str | None
-    """13.0; None for a build without CUDA."""
+    """For example 13.0; None for a build without CUDA."""
 
     @property
     def cuda_major(self) -> str:
@@ -71,12 +75,12 @@ class Torch:
 
     @property
     def wheels(self) -> Path:
-        """The folder of NVIDIA's wheels, beside torch."""
+        """The folder that NVIDIA's wheels are installed in: nvidia, next to torch."""
         return self.folder.parent / "nvidia"
 
 
 def installed_torch() -> Torch | None:
-    """PyTorch of this interpreter; None where there is none."""
+    """The PyTorch of this Python interpreter; None where there is none."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -88,7 +92,7 @@ def installed_torch() -> Torch | None:
 
 
 def why_not() -> str | None:
-    """Why no virtual GPU can be had here, in a sentence with what to do about it; None where it can."""
+    """Why there can be no virtual GPU on this machine, with what to do about it; None where there can be."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         here = f"{platform.system()} {platform.machine()}"
         return (
@@ -128,9 +132,9 @@ def why_not() -> str | None:
 
 
 def libraries() -> list[Path]:
-    """The libraries to load before all others; compiled if they are not in the cache.
+    """Paths of the libraries for LD_PRELOAD, all in one folder. Compiles them if they are not in the cache.
 
-    Raises InputError where there can be none, with the reason and the fix.
+    Raises InputError with the reason and the fix where there can be no virtual GPU.
     """
     reason = why_not()
     installed = installed_torch()
@@ -144,6 +148,7 @@ def libraries() -> list[Path]:
 
 
 def _parts(installed: Torch) -> dict[str, tuple[str, ...]]:
+    """The C sources of each library, by the library's file name."""
     major = installed.cuda_major
     return {
         f"libcudart.so.{major}": ("memory.c", "processes.c", "runtime.c", "streams.c", "clock.c", "crash.c"),
@@ -153,13 +158,14 @@ def _parts(installed: Torch) -> dict[str, tuple[str, ...]]:
         f"libcupti.so.{major}": ("cupti.c",),
         "libnccl.so.2": ("nccl.c",),
         "libnvidia-ml.so.1": ("nvml.c",),
-        **{name: (f"{name[3:].partition('.')[0]}.c",) for name in _of_mathematics(installed)},
+        **{name: (f"{name[3:].partition('.')[0]}.c",) for name in _mathematics_libraries(installed)},
         CUDNN: ("cudnn.c",),
     }
 
 
-def _of_mathematics(installed: Torch) -> list[str]:
-    """Libraries whose numbers are not CUDA's: libcufft.so.12 belongs to CUDA 13."""
+def _mathematics_libraries(installed: Torch) -> list[str]:
+    """File names of cuFFT, cuSOLVER and cuSPARSE. Their versions are not CUDA's: CUDA 13 has
+    libcufft.so.12."""
     names = ("cufft", "cusolver", "cusparse")
     return [path.name for name in names for path in sorted(installed.wheels.glob(f"*/lib/lib{name}.so.*"))]
 
@@ -170,6 +176,7 @@ def _cache() -> Path:
 
 
 def _key(installed: Torch) -> str:
+    """The name of the folder in the cache: it differs where anything differs that is compiled or linked."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -183,7 +190,8 @@ def _compiler(variable: str = "CC", *names: str) -> str | None:
 
 
 def _find(installed: Torch, name: str) -> Path | None:
-    """A library of NVIDIA's wheels: nvidia/cu13/lib of CUDA 13, nvidia/<package>/lib of CUDA 12."""
+    """A library of NVIDIA's wheels, which is in nvidia/cu13/lib for CUDA 13 and in nvidia/<package>/lib for
+    CUDA 12; None if there is none of that name."""
     return next(iter(sorted(installed.wheels.glob(f"*/lib/{name}"))), None)
 
 
@@ -196,65 +204,66 @@ def _build(installed: Torch, parts: dict[str, tuple[str, ...]], folder: Path) ->
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_killed(folder.parent)
-        beside = Path(tempfile.mkdtemp(prefix=f"{_building()}{os.getpid()}-", dir=folder.parent))
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{_building()}{os.getpid()}-", dir=folder.parent))
     except OSError as error:
         raise InputError(
             f"cannot write {folder.parent}: {error.strerror}. The virtual GPU's libraries are kept there: "
             "give a folder that can be written in XDG_CACHE_HOME."
         ) from None
     try:
-        running = {name: _compile(installed, name, sources, beside) for name, sources in parts.items()}
+        compilers = {name: _compile(installed, name, sources, unfinished) for name, sources in parts.items()}
         if _compiler("CXX", *CXX) is not None:
-            running[OPERATORS] = _compile_operators(installed, beside)
-        for name, process in running.items():
-            said, _ = process.communicate()
-            if process.returncode != 0 and name != OPERATORS:  # without that one there is no clock
+            compilers[OPERATORS] = _compile_operators(installed, unfinished)
+        for name, process in compilers.items():
+            output, _ = process.communicate()
+            if process.returncode != 0 and name != OPERATORS:  # without OPERATORS there is only no clock
                 raise InputError(
                     f"the virtual GPU's {name} could not be compiled for PyTorch {installed.version} "
-                    f"(CUDA {installed.cuda_version}) by {_compiler()}: {said.strip()[-600:]}. Try another "
+                    f"(CUDA {installed.cuda_version}) by {_compiler()}: {output.strip()[-600:]}. Try another "
                     "compiler: CC=gcc."
                 )
-        for file in beside.iterdir():
-            if file.name not in running:
+        for file in unfinished.iterdir():
+            if file.name not in compilers:
                 file.unlink()
         for name in parts:  # libcuda.so is what Triton links with, and what others open
             if name != CUDNN:
-                (beside / f"{name.partition('.so')[0]}.so").symlink_to(name)
+                (unfinished / f"{name.partition('.so')[0]}.so").symlink_to(name)
         try:
-            beside.rename(folder)
+            unfinished.rename(folder)
         except OSError:
             if not folder.is_dir():  # else another process was faster
                 raise
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _building() -> str:
+    """The beginning of the names of folders that this machine compiles in; the process number follows."""
     return f".building-{platform.node()}-"
 
 
 def _remove_killed(cache: Path) -> None:
-    """Remove what a process of this machine left that was killed while it compiled."""
-    for left in cache.glob(f"{_building()}*-*"):
-        number = left.name.removeprefix(_building()).partition("-")[0]
+    """Remove the folders that processes of this machine left when they were killed while they compiled."""
+    for folder in cache.glob(f"{_building()}*-*"):
+        number = folder.name.removeprefix(_building()).partition("-")[0]
         if number.isdecimal() and not Path("/proc", number).exists():
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _compile(installed: Torch, name: str, sources: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:
-    """Start compiling one library. What the real one exports and `sources` lack succeeds without an
-    effect."""
+    """Start compiling one library. Functions that the real library exports and `sources` do not define are
+    added: they succeed without an effect."""
     real = _find(installed, name)
-    wanted: set[str] = exported_functions(real) if real is not None else set()
+    exported: set[str] = exported_functions(real) if real is not None else set()
     if name == "libcuda.so.1":
-        wanted = _declared(installed)
-    functions = sorted(each for each in wanted if re.fullmatch(r"[A-Za-z_]\w*", each))
+        exported = _declared(installed)
+    functions = sorted(function for function in exported if re.fullmatch(r"[A-Za-z_]\w*", function))
     rest = folder / f"{name}.c"
     rest.write_text(
         "int virtual_gpu_without_effect(const char*);\n"
         "#define WEAK(name) __attribute__((weak)) int name(void) "
         "{ return virtual_gpu_without_effect(#name); }\n"
-        + "".join(f"WEAK({each})\n" for each in functions)  # what `sources` define takes its place
+        + "".join(f"WEAK({function})\n" for function in functions)  # a definition in `sources` goes first
     )
     command = [_compiler() or "cc", "-O1", "-w", "-fno-builtin", "-shared", "-fPIC", "-pthread"]
     command += [f"-I{path}" for path in (SOURCES, *_headers(installed))]
@@ -268,7 +277,7 @@ def _compile(installed: Torch, name: str, sources: tuple[str, ...], folder: Path
 
 
 def _compile_operators(installed: Torch, folder: Path) -> subprocess.Popen[str]:
-    """Start compiling what stands between PyTorch and the clock."""
+    """Start compiling OPERATORS, which tells the clock what PyTorch runs."""
     torch, include = installed.folder, installed.folder / "include"
     command = [_compiler("CXX", *CXX) or "c++", "-std=c++20", "-DNDEBUG", "-O1", "-w", "-shared", "-fPIC"]
     command += [f"-I{SOURCES}", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}"]
@@ -278,7 +287,7 @@ def _compile_operators(installed: Torch, folder: Path) -> subprocess.Popen[str]:
 
 
 def _declared(installed: Torch) -> set[str]:
-    """The driver's functions: the driver itself is in no wheel, its header is."""
+    """Names of the driver's functions, from its header: the driver itself is in no wheel."""
     header = next(path for folder in _headers(installed) if (path := folder / "cuda.h").exists())
     text = header.read_text(encoding="utf-8", errors="replace")
     names = set(re.findall(r"CUDAAPI\s+(cu[A-Z]\w+)\s*\(", text))

@@ -1,4 +1,4 @@
-"""Running a command on virtual GPUs: it takes the place of this process, so that its end is its own."""
+"""Runs a command on virtual GPUs. The command replaces this process, so its exit status is its own."""
 
 import os
 import shutil
@@ -13,34 +13,40 @@ from harness.virtual_gpu.build import libraries
 from harness.virtual_gpu.device import device_variables
 
 STARTUP = Path(__file__).parent / "startup"
-"""On PYTHONPATH: its sitecustomize.py waits for torch in every Python process."""
+"""The folder that is put on PYTHONPATH: every Python process runs its sitecustomize.py as it starts."""
 MOST_GPUS = 64
 
 
 @dataclass(frozen=True)
 class Options:
-    """What virtual GPUs a command gets."""
+    """Which virtual GPUs a command gets, and how they behave."""
 
     gpu: str
+    """The device's name in the hardware table."""
     gpus: int = 1
+    """The number of virtual GPUs, from 1 to MOST_GPUS."""
     values: bool = True
     """Whether data of the host keeps its values, and integers that follow from it are true."""
     routing: Literal["balanced", "worst"] = "balanced"
+    """How topk and argmax of scores that no kernel computed choose, as a router of experts does: every expert
+    equally often, or always the first ones."""
     out: Path | None = None
     """A folder for every process's allocator statistics and memory history."""
     world_size: int | None = None
-    """Run one rank alone, of so many; the others are answered for."""
+    """With a number, one rank of so many runs alone, and harness answers in the place of the others."""
     rank: int = 0
+    """The rank that runs alone."""
     late: bool = False
-    """Whether what is put on a stream is done when the host has waited for it, and not at once."""
+    """Whether work on a stream is done only once the host has waited for it, instead of at once."""
     clock: bool = True
-    """Whether what is put on a stream takes the time that is estimated for it."""
+    """Whether work on a stream takes the time that is estimated for it."""
     real_time: bool = False
-    """Whether who waits for the device really waits, so that the host's own clock shows it."""
+    """Whether a thread that waits for the device really sleeps, so that the host's own clock shows it."""
 
 
 def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` as a process on the virtual GPUs has it; the libraries are compiled if need be.
+    """The environment of a process on the virtual GPUs: `environment` with the libraries in LD_PRELOAD, and
+    so on. Compiles the libraries if they are not in the cache.
 
     Raises InputError for an unknown device, and where no virtual GPU can be had.
     """
@@ -55,19 +61,20 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
     if options.world_size is None and options.rank:
         raise InputError(f"--rank {options.rank}: of how many? Give --world-size too, to run one rank alone.")
     variables = device_variables(options.gpu, options.gpus)
-    loaded = libraries()
+    preloaded = libraries()
+    folder = preloaded[0].parent
 
     def in_front(name: str, *values: object) -> str:
         return os.pathsep.join(filter(None, [*map(str, values), environment.get(name)]))
 
-    made = {
+    virtual = {
         **environment,
         **variables,
-        "LD_PRELOAD": in_front("LD_PRELOAD", *loaded),
-        "LD_LIBRARY_PATH": in_front("LD_LIBRARY_PATH", loaded[0].parent),  # for who opens libcuda.so by name
+        "LD_PRELOAD": in_front("LD_PRELOAD", *preloaded),
+        "LD_LIBRARY_PATH": in_front("LD_LIBRARY_PATH", folder),  # for programs that open libcuda.so by name
         "PYTHONPATH": in_front("PYTHONPATH", STARTUP),
         "PATH": in_front("PATH", STARTUP / "bin"),
-        "TRITON_LIBCUDA_PATH": str(loaded[0].parent),
+        "TRITON_LIBCUDA_PATH": str(folder),
         "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
         "VIRTUAL_GPU_VALUES": str(int(options.values)),
         "VIRTUAL_GPU_ROUTING": options.routing,
@@ -75,24 +82,23 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         "VIRTUAL_GPU_CLOCK": str(int(options.clock)),
         "VIRTUAL_GPU_REAL_TIME": str(int(options.real_time)),
         "VIRTUAL_GPU_SUMMARY": "1",
-        "VIRTUAL_GPU_LIBRARIES": str(loaded[0].parent),
+        "VIRTUAL_GPU_LIBRARIES": str(folder),
         "VIRTUAL_GPU_HARNESS": str(PACKAGE.parent),
     }
-    made.pop("CUDA_VISIBLE_DEVICES", None)  # of a real machine's devices
-    made.pop("VIRTUAL_GPU_PROCESSES", None)  # of an `emulate` around this one
+    virtual.pop("CUDA_VISIBLE_DEVICES", None)  # it numbers a real machine's devices
+    virtual.pop("VIRTUAL_GPU_PROCESSES", None)  # an `emulate` around this one has set it
     if options.out is not None:
-        made["VIRTUAL_GPU_OUT"] = made["VIRTUAL_GPU_TIMES"] = str(options.out.resolve())
+        virtual["VIRTUAL_GPU_OUT"] = virtual["VIRTUAL_GPU_TIMES"] = str(options.out.resolve())
     if options.world_size is not None:
-        here = min(options.gpus, options.world_size)  # ranks of one machine
-        made |= {"VIRTUAL_GPU_ALONE": "1", "WORLD_SIZE": str(options.world_size), "RANK": str(options.rank)}
-        made |= {"LOCAL_RANK": str(options.rank % here), "LOCAL_WORLD_SIZE": str(here)}
-        made |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    return made
+        local = min(options.gpus, options.world_size)  # ranks of one machine
+        virtual |= {"VIRTUAL_GPU_ALONE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        virtual |= {"WORLD_SIZE": str(options.world_size), "RANK": str(options.rank)}
+        virtual |= {"LOCAL_RANK": str(options.rank % local), "LOCAL_WORLD_SIZE": str(local)}
+    return virtual
 
 
 def emulate(command: Sequence[str], options: Options) -> NoReturn:
-    """Become `command` on virtual GPUs: exit status and signals are the command's, and nothing is left
-    behind.
+    """Replace this process with `command` on virtual GPUs: exit status and signals are the command's.
 
     Raises InputError for a command that does not exist or cannot be run, and as `surroundings` does.
     """
@@ -106,7 +112,7 @@ def emulate(command: Sequence[str], options: Options) -> NoReturn:
         raise InputError(f"there is no command {command[0]}. Give a program on PATH, or its path.")
     if options.out is not None:
         make_folder(options.out)
-    environment["VIRTUAL_GPU_MAIN"] = str(os.getpid())  # which stays what it is
+    environment["VIRTUAL_GPU_MAIN"] = str(os.getpid())  # execve keeps the process number
     try:
         os.execve(program, list(command), environment)
     except OSError as error:
@@ -117,15 +123,14 @@ def emulate(command: Sequence[str], options: Options) -> NoReturn:
 
 
 def outside(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without the virtual GPUs: for a process that runs beside and asks for no device."""
-    made = {name: value for name, value in environment.items() if not name.startswith("VIRTUAL_GPU")}
-    if len(made) == len(environment):
-        return made
-    ours = (str(STARTUP), made.get("TRITON_LIBCUDA_PATH") or str(STARTUP))
-    for name in ("PYTHONPATH", "PATH", "LD_LIBRARY_PATH"):
-        kept = [part for part in made.pop(name, "").split(os.pathsep) if not part.startswith(ours)]
-        if any(kept):
-            made[name] = os.pathsep.join(kept)
-    for name in ("LD_PRELOAD", "TRITON_LIBCUDA_PATH"):
-        made.pop(name, None)
-    return made
+    """`environment` without what `surroundings` added: for a process that shall have no virtual GPU."""
+    plain = {name: value for name, value in environment.items() if not name.startswith("VIRTUAL_GPU")}
+    if len(plain) == len(environment):
+        return plain
+    ours = (str(STARTUP), plain.get("TRITON_LIBCUDA_PATH") or str(STARTUP))
+    for name in ("PYTHONPATH", "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"):
+        parts = [part for part in plain.pop(name, "").split(os.pathsep) if not part.startswith(ours)]
+        if any(parts):
+            plain[name] = os.pathsep.join(parts)
+    plain.pop("TRITON_LIBCUDA_PATH", None)
+    return plain

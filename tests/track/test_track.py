@@ -368,12 +368,15 @@ def test_a_tracker_s_process_has_no_virtual_gpu():
     inside = {
         "VIRTUAL_GPU": "h100",
         "VIRTUAL_GPU_COUNT": "1",
-        "LD_PRELOAD": "libcuda.so",
+        "LD_PRELOAD": os.pathsep.join(["/built/libcudart.so.13", "/built/libcuda.so.1", "jemalloc.so"]),
+        "LD_LIBRARY_PATH": "/built",
+        "TRITON_LIBCUDA_PATH": "/built",
         "PYTHONPATH": os.pathsep.join([str(STARTUP), "mine"]),
         "PATH": os.pathsep.join([str(STARTUP / "bin"), "/bin"]),
         "WANDB_MODE": "offline",
     }
-    assert outside(inside) == {"PYTHONPATH": "mine", "PATH": "/bin", "WANDB_MODE": "offline"}
+    mine = {"LD_PRELOAD": "jemalloc.so", "PYTHONPATH": "mine", "PATH": "/bin", "WANDB_MODE": "offline"}
+    assert outside(inside) == mine
     mine = {"LD_PRELOAD": "jemalloc.so", "PATH": "/bin"}
     assert outside(mine) == mine
 

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.simulate.simulated_run import simulate
-from harness.training.failures import told_of_model
+from harness.training.failures import errors_explained
 from tests.support.tiny import built, tiny, train
 
 H100 = find_hardware("h100")
@@ -48,12 +48,12 @@ def test_ddp_waits_for_what_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt(), MemoryError()])
 def test_what_means_something_else_stays(error: BaseException) -> None:
-    with pytest.raises(type(error)), told_of_model(built(tiny())[0].model):
+    with pytest.raises(type(error)), errors_explained(built(tiny())[0].model):
         raise error
 
 
 def test_a_mistake_of_ours_stays() -> None:
-    with pytest.raises(RuntimeError, match="ours"), told_of_model(built(tiny())[0].model):
+    with pytest.raises(RuntimeError, match="ours"), errors_explained(built(tiny())[0].model):
         raise RuntimeError("ours")
 
 

@@ -191,6 +191,15 @@ def test_what_a_step_takes_is_told_at_the_end(emulate, tmp_path: Path) -> None:
     assert "tokens/s; MFU" in done.stderr
 
 
+def test_the_busy_time_is_that_of_the_device_in_use(emulate, tmp_path: Path) -> None:
+    """With CUDA_VISIBLE_DEVICES=1 the program's device 0 is the second: the first one's account was read."""
+    second = 'import os\nos.environ["CUDA_VISIBLE_DEVICES"] = "1"\n' + TRAINING
+    emulate(code=second, options=("--gpus", "2", "--out", "out"))
+    (path,) = (tmp_path / "out").glob("*-times.json")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert found["busy_s"] >= found["kernels_s"]["product"] > 0
+
+
 def test_the_work_of_a_longer_last_step_is_set_against_its_own_time(emulate, tmp_path: Path) -> None:
     """A last step with a hundred times the rows was said to do more than the device can."""
     longer = TRAINING.replace("range(5):", "range(5):\n    if _ == 4: tokens = tokens.repeat(100)")

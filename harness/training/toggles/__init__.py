@@ -1,11 +1,11 @@
-"""What each toggle of a recipe does to the model, the optimizer or the step: one file a toggle."""
+"""What each toggle of a recipe does to the model, the optimizer or the step, in a file for each toggle."""
 
 from typing import NamedTuple
 
 
 class Problem(NamedTuple):
-    """What a toggle's file yields when the model, or the device, does not have what the toggle asks for."""
+    """Why a toggle cannot be used with the model or the device."""
 
     sentence: str
     line: str
-    """What to write instead."""
+    """The line of a recipe to write instead."""

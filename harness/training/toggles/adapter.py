@@ -15,15 +15,16 @@ from harness.training.toggles.vision import not_adapted
 
 REFUSED = (ValueError,)
 UNCHECKED = (*REFUSED, AssertionError, AttributeError, LookupError, RuntimeError, TypeError)
-"""What peft raises for what it refuses, and for values of its own fields that it does not check."""
+"""Errors of peft: for what it refuses, and for values of its own fields that it does not check."""
 
 
 class _CannotDrop(InputError):
-    """peft has no dropout for the inputs of weights that are no linear layers, as those of a mixture."""
+    """peft has no dropout for inputs of weights that are no linear layers, as a mixture's experts."""
 
 
 def with_adapter(recipe: Recipe, model: Any) -> Any:
-    """peft's model, the frozen base with what `recipe.adapter` trains; or `model`."""
+    """peft's model: the frozen `model` with the recipe's adapter. For a recipe without adapter, `model`
+    itself. Raises InputError for what peft refuses."""
     if recipe.trains_base:
         return model
     model.requires_grad_(False)
@@ -32,7 +33,7 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
     raised, linear = UNCHECKED if recipe.peft else REFUSED, _linear_layers(model)
     try:
         with warnings.catch_warnings():
-            # what peft says of a mixture's experts in 4 bit, training/warnings.py says in a sentence
+            # training/warnings.py says in a sentence what peft warns of a mixture's experts in 4 bit
             warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
             adapted = peft.get_peft_model(
                 model, config, autocast_adapter_dtype=recipe.adapter_dtype == "fp32"
@@ -46,20 +47,20 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
                 "example [q_proj, v_proj]."
             ) from error
         field = "peft" if recipe.peft else "lora_targets"
-        given = f"{field}: {shown(getattr(recipe, field))}"
+        setting = f"{field}: {shown(getattr(recipe, field))}"
         from_weights = isinstance(error, RuntimeError) and "init_lora_weights" in recipe.peft
         if from_weights and next(model.parameters()).is_meta:
             raise InputError(
-                f"{given}: peft computes the adapter's first values from the model's, of which a simulation "
-                "has the shapes alone. PiSSA and OLoRA train what LoRA trains: simulate without "
+                f"{setting}: peft computes the adapter's first values from the model's, of which a "
+                "simulation has the shapes alone. PiSSA and OLoRA train what LoRA trains: simulate without "
                 "init_lora_weights. `harness run` computes the values."
             ) from error
-        # with all-linear peft asks for what it refuses itself, as a state-space layer's out_proj
-        taken = [name for name in linear if f"'{name}'" not in str(error)]
-        there = "" if recipe.peft else f" Its linear layers are {', '.join(linear)}."
-        if recipe.adapts_every_linear and taken != linear:
-            there = f" The others are lora_targets: [{', '.join(taken)}]."
-        raise InputError(f"{given}: {first_line(error).rstrip('.')}.{there}") from error
+        # for all-linear peft itself lists layers that it refuses, as a state-space layer's out_proj
+        possible = [name for name in linear if f"'{name}'" not in str(error)]
+        fix = "" if recipe.peft else f" Its linear layers are {', '.join(linear)}."
+        if recipe.adapts_every_linear and possible != linear:
+            fix = f" The others are lora_targets: [{', '.join(possible)}]."
+        raise InputError(f"{setting}: {first_line(error).rstrip('.')}.{fix}") from error
     _refuse_targets_without_adapter(recipe, adapted)
     return adapted
 
@@ -70,11 +71,11 @@ unless a list names others."""
 
 
 def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
-    """peft's config for the adapter, which checks `recipe.peft`; `left_out`: paths of layers that get none.
-    Raises InputError for what it refuses."""
+    """peft's config for the adapter, with the fields in `recipe.peft`. `left_out`: paths of layers that get
+    no adapter. Raises InputError for fields and values that peft does not have."""
     targets = recipe.lora_targets if isinstance(recipe.lora_targets, str) else list(recipe.lora_targets)
     more = dict(recipe.peft)
-    of_lora = {
+    lora_fields = {
         "r": recipe.lora_rank,
         "lora_alpha": recipe.lora_alpha,
         "lora_dropout": recipe.lora_dropout,
@@ -82,14 +83,14 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
         "use_dora": recipe.use_dora,
     }
     without_words = "SEQ_CLS" if recipe.scores else "FEATURE_EXTRACTION"
-    given: dict[str, Any] = {"task_type": without_words if recipe.by_row else "CAUSAL_LM"}
+    arguments: dict[str, Any] = {"task_type": without_words if recipe.by_row else "CAUSAL_LM"}
     if recipe.adapter == "lora":
-        kind, given = peft.LoraConfig, {**given, "target_modules": targets, **of_lora}
+        kind, arguments = peft.LoraConfig, {**arguments, "target_modules": targets, **lora_fields}
     elif recipe.adapter == "ia3":
         kind = peft.IA3Config
         # peft knows which modules IA3 scales for each architecture; a list replaces its choice.
         if targets != "all-linear":
-            given |= {"target_modules": targets, "feedforward_modules": []}
+            arguments |= {"target_modules": targets, "feedforward_modules": []}
     else:
         kinds = {name.value: each for name, each in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
         name = str(more.pop("peft_type")).upper()
@@ -99,11 +100,11 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
         kind = kinds[name]
         choosable = "target_modules" in {field.name for field in fields(kind)} - more.keys()
         if choosable and not (name in OWN_TARGETS and targets == "all-linear"):
-            given["target_modules"] = targets
+            arguments["target_modules"] = targets
     if left_out and "exclude_modules" in {field.name for field in fields(kind)} - more.keys():
-        given["exclude_modules"] = left_out
+        arguments["exclude_modules"] = left_out
     for name in more:
-        if name in given:
+        if name in arguments:
             own = {"r": "lora_rank", "target_modules": "lora_targets"}.get(name, name)
             raise InputError(f"peft: {name} has a field of its own in a recipe: write {own}.")
         known = sorted(field.name for field in fields(kind) if field.init)
@@ -111,13 +112,13 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
             hint = nearest(name, known) or f" It has {', '.join(known)}."
             raise InputError(f"peft: {kind.__name__} has no field {name}.{hint}")
     try:
-        return kind(**given, **more)
+        return kind(**arguments, **more)
     except (TypeError, ValueError, ImportError) as error:
         raise InputError(f"peft: {shown(recipe.peft)}: {first_line(error)}.") from error
 
 
 def import_peft(recipe: Recipe) -> Any:
-    """peft, if `recipe` has an adapter."""
+    """The package peft; None if `recipe` has no adapter. Raises MissingDependency."""
     if recipe.trains_base:
         return None
     try:
@@ -130,7 +131,7 @@ def import_peft(recipe: Recipe) -> Any:
 
 
 def missing_targets(recipe: Recipe, config: Any) -> Iterator[Problem]:
-    """lora_targets that the model does not have, by its shapes: the next error, said with the first."""
+    """lora_targets that the model lacks, which building would raise only after other problems."""
     if recipe.trains_base or recipe.adapts_every_linear:
         return
     model = shapes_of(recipe, config)
@@ -146,7 +147,7 @@ def missing_targets(recipe: Recipe, config: Any) -> Iterator[Problem]:
 
 
 def _linear_layers(model: nn.Module) -> list[str]:
-    """The last names of those that an adapter may have."""
+    """The last names of the layers that can have an adapter, sorted."""
     return sorted(
         {
             name.rpartition(".")[2]
@@ -158,13 +159,13 @@ def _linear_layers(model: nn.Module) -> list[str]:
 
 
 def dropout_problems(recipe: Recipe, config: Any) -> Iterator[Problem]:
-    """lora_dropout where peft has none: the next error, said with the first."""
+    """lora_dropout where peft has none, which building would raise only after other problems."""
     if recipe.adapter == "lora" and recipe.lora_dropout:
         try:
             with_adapter(recipe, shapes_of(recipe, config))
         except _CannotDrop:
             yield Problem(_cannot_drop(recipe), "lora_dropout: 0")
-        except InputError:  # missing_targets says it
+        except InputError:  # missing_targets yields it
             return
 
 
@@ -177,18 +178,18 @@ def _cannot_drop(recipe: Recipe) -> str:
 
 
 def _refuse_targets_without_adapter(recipe: Recipe, adapted: Any) -> None:
-    """Raise InputError if a target adapts nothing; peft says so only when none of them does."""
+    """Raise InputError if one of the targets adapts no layer. peft only raises if none of them does."""
     config, tuner = adapted.peft_config["default"], adapted.base_model
-    # of linear layers all have one: experts in 4 bit are none; prompts adapt no layer
+    # all-linear adapts every linear layer (experts in 4 bit are none); a method with prompts adapts no layer
     every = recipe.adapts_every_linear and recipe.adapter != "ia3" and not recipe.peft
     if every or not hasattr(tuner, "targeted_module_names"):
         return
     found = [*tuner.targeted_module_names, *tuner.targeted_parameter_names]
-    # peft has put a list here, of its own names: a mixture's w1 and w3 are gate_up_proj
-    targets = config.target_modules or ()
-    named = [targets] if isinstance(targets, str) else targets
-    wanted = [*named, *(getattr(config, "target_parameters", None) or ())]
-    missing = [name for name in wanted if not any(f".{path}".endswith(f".{name}") for path in found)]
+    # by peft's own list, with its own names: a mixture's w1 and w3 are gate_up_proj
+    modules = config.target_modules or ()
+    targets = [modules] if isinstance(modules, str) else [*modules]
+    targets += getattr(config, "target_parameters", None) or ()
+    missing = [name for name in targets if not any(f".{path}".endswith(f".{name}") for path in found)]
     if missing:
         why = ", where experts stored in 4 bit cannot be adapted" if recipe.quantized else ""
         raise InputError(

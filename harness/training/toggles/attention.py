@@ -1,4 +1,4 @@
-"""The toggle `attention`: which implementation runs, what it needs, and the mask it takes."""
+"""The toggle `attention`: which implementation runs, what it needs, and which mask it takes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,32 +13,32 @@ from harness.training.toggles import Problem
 
 
 def attention_kernel(model: Any) -> str:
-    """The attention implementation the built model uses, as transformers names it."""
+    """The attention implementation of a built model, by transformers' name for it."""
     return str(model.config._attn_implementation)
 
 
 def attention_problems(recipe: Recipe, config: Any, device: torch.device) -> Iterator[Problem]:
-    """What the model's class says that it cannot do, and a CPU."""
-    made_by = model_class(recipe, config)
+    """The recipe's attention, where the model's class does not support it, or where it needs a GPU."""
+    architecture = model_class(recipe, config)
     if recipe.attention == "sdpa" and getattr(config, "attn_logit_softcapping", None) is not None:
-        # transformers before 5.23 runs it all the same, and leaves the capping out
+        # transformers before 5.23 runs sdpa all the same, and does not cap the scores
         yield Problem(
             f"attention: sdpa: {config.model_type} caps its attention scores, which sdpa cannot",
             "attention: eager",
         )
-    elif made_by is not None and not _has_attention(made_by, recipe.attention):
+    elif architecture is not None and not _has_attention(architecture, recipe.attention):
         yield Problem(
             f"attention: {recipe.attention}: {recipe.model} cannot run with it",
-            f"attention: {_without_flash(made_by)}",
+            f"attention: {_without_flash(architecture)}",
         )
     if recipe.flash_package and device.type == "cpu":
         yield Problem(
-            f"attention: {recipe.attention} needs an NVIDIA GPU", f"attention: {_without_flash(made_by)}"
+            f"attention: {recipe.attention} needs an NVIDIA GPU", f"attention: {_without_flash(architecture)}"
         )
 
 
 def require_flash_package(recipe: Recipe, device: torch.device) -> None:
-    """Raise InputError if the kernels of flash attention are not installed where they would run."""
+    """Raise InputError if the recipe's flash attention package is not installed, unless only shapes run."""
     if not recipe.flash_package or device.type == "meta":
         return
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
@@ -55,19 +55,21 @@ def require_flash_package(recipe: Recipe, device: torch.device) -> None:
 
 
 def additive_mask_dtype(recipe: Recipe) -> torch.dtype | None:
-    """Of `separate_densely`'s mask: None for sdpa, which takes bools. transformers makes eager's in the dtype
-    of the embeddings, so does this.
+    """The dtype of the mask that `separate_densely` makes for eager attention: that of the embeddings, as in
+    transformers. None for sdpa, which takes bools.
     """
     if recipe.attention != "eager":
         return None
     return torch.float32 if recipe.mixed or recipe.upcast_for_kbit else DTYPES[recipe.compute_dtype]
 
 
-def _has_attention(made_by: Any, attention: str) -> bool:
+def _has_attention(architecture: Any, attention: str) -> bool:
+    """Whether the model class `architecture` says that it supports `attention`."""
     if attention == "sdpa":
-        return bool(getattr(made_by, "_supports_sdpa", True))
-    return attention == "eager" or bool(getattr(made_by, "_supports_flash_attn", True))
+        return bool(getattr(architecture, "_supports_sdpa", True))
+    return attention == "eager" or bool(getattr(architecture, "_supports_flash_attn", True))
 
 
-def _without_flash(made_by: Any) -> str:
-    return "sdpa" if made_by is None or _has_attention(made_by, "sdpa") else "eager"
+def _without_flash(architecture: Any) -> str:
+    """The attention to suggest in place of flash attention."""
+    return "sdpa" if architecture is None or _has_attention(architecture, "sdpa") else "eager"

@@ -1,9 +1,9 @@
-"""The toggles `loss: linear_cross_entropy` and `loss: fused_lm_head`: losses without all the logits, by
-PyTorch and by TRL.
+"""The toggles `loss: linear_cross_entropy` and `loss: fused_lm_head`: losses of PyTorch and of TRL that never
+hold all logits.
 
-PyTorch's takes the last states and the head's weight (torch.nn.functional.linear_cross_entropy, with options:
-in chunks, and with the gradients of both made in forward). TRL's is what its SFTTrainer trains with
-(trl/trainer/sft_trainer.py, compute_loss), by the head of toggles/preference.py.
+PyTorch's takes the last states and the head's weight (torch.nn.functional.linear_cross_entropy with options,
+which computes in chunks, and the gradients of both in forward). TRL's is the one of its SFTTrainer
+(trl/trainer/sft_trainer.py, compute_loss), with the head that toggles/preference.py gives the model.
 """
 
 import inspect
@@ -23,11 +23,12 @@ from harness.recipe import Recipe
 from harness.training.toggles import Problem
 
 _LOGITS_ALONE = ["logits = self.lm_head(hidden_states)"]
+"""The lines about logits in a forward whose loss depends on the head's output alone."""
 
 
 def chunk_loss(recipe: Recipe, model: Any) -> None:
-    """Have the model's forward, given labels, compute the loss from the last states and no logits: in
-    training, or where it is told to skip them, as Liger's models do it."""
+    """Have the model's forward, with labels, compute the loss from the last states and no logits: in
+    training, or if its argument skip_logits is true, as Liger's models have it."""
     if not recipe.chunked_loss:
         return
     base = without_adapter(model)
@@ -48,8 +49,8 @@ def chunk_loss(recipe: Recipe, model: Any) -> None:
 
 def _loss(states: Tensor, head: Any, labels: Tensor, num_tokens: Any) -> Tensor:
     following = functional.pad(labels, (0, 1), value=NOT_PREDICTED)[..., 1:].reshape(-1)
-    # as weights of the words, not divided by afterwards: the loss has the dtype of the states, in 16 bit too
-    # narrow for a sum, and in whose numbers the gradients would be divided
+    # 1 / num_tokens is the weight of each word: the loss has the states' dtype, and in 16 bit a sum over
+    # tokens would be too large or too coarse, and dividing it afterwards would round the gradients
     share = torch.as_tensor(1 / num_tokens, dtype=torch.float32).to(states.device).expand(len(head.weight))
     return functional.linear_cross_entropy(
         states.flatten(0, -2),
@@ -62,23 +63,24 @@ def _loss(states: Tensor, head: Any, labels: Tensor, num_tokens: Any) -> Tensor:
     )
 
 
-def chunked_loss_problems(recipe: Recipe, config: Any, made_by: Any) -> Iterator[Problem]:
-    """`made_by`: the model's class, None where it is not known."""
+def chunked_loss_problems(recipe: Recipe, config: Any, architecture: Any) -> Iterator[Problem]:
+    """`architecture`: the model's class; None where it is not known."""
     if not recipe.chunked_loss:
         return
     line, instead = "loss: linear_cross_entropy", "loss: standard"
     if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
         yield Problem(f"{line}: PyTorch {torch.__version__} does not have it", instead)
-    source = "" if made_by is None else inspect.getsource(inspect.unwrap(made_by.forward))
-    made = re.findall(r"^\s*(logits\b[^\n=]*=[^\n]*)$", source, re.MULTILINE)
-    made = [each for each in made if not each.startswith("logits=")]
-    if made != _LOGITS_ALONE or getattr(config, "output_router_logits", False):
+    source = "" if architecture is None else inspect.getsource(inspect.unwrap(architecture.forward))
+    lines = re.findall(r"^\s*(logits\b[^\n=]*=[^\n]*)$", source, re.MULTILINE)
+    lines = [each for each in lines if not each.startswith("logits=")]
+    if lines != _LOGITS_ALONE or getattr(config, "output_router_logits", False):
         yield Problem(
             f"{line}: the loss of {config.model_type} is more than that of its head's output", instead
         )
 
 
 def loss_by_trl(called: Any, batch: Any, num_tokens: Any) -> Tensor:
-    """A loss for Training.loss, of a model with TRL's head: its part of the mean over the step's tokens."""
-    told = called(**batch, use_cache=False, fused_lm_head=True)
-    return (-told.log_probs).sum() / torch.as_tensor(num_tokens).clamp(min=1)
+    """A loss for Training.loss, of a model with TRL's head: the micro batch's part of the mean over the
+    step's tokens."""
+    outputs = called(**batch, use_cache=False, fused_lm_head=True)
+    return (-outputs.log_probs).sum() / torch.as_tensor(num_tokens).clamp(min=1)

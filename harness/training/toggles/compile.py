@@ -1,4 +1,4 @@
-"""The toggle `compile`: the model's forward and backward by torch.compile."""
+"""The toggle `compile`: torch.compile runs the model's forward and backward."""
 
 from torch import nn
 

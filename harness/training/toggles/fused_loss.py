@@ -1,4 +1,5 @@
-"""The toggle `loss: fused_linear`: Liger's loss, computed from the hidden states in chunks."""
+"""The toggles `loss: fused_linear` and `kernels: liger`: Liger's loss, which is computed from the hidden
+states in chunks, and Liger's kernels."""
 
 import inspect
 import logging
@@ -16,25 +17,25 @@ from harness.recipe import Recipe
 from harness.training.toggles import Problem
 
 ROTATES = "apply_rotary_pos_emb"
-"""The function of a family's code that Liger replaces for all of its models; here, for one."""
+"""The function of a family's module that Liger replaces for all its models. Here only one model gets it."""
 
 
 def fuse_loss(recipe: Recipe, model: Any) -> None:
-    """Replace the model's forward by Liger's, which computes the loss from the hidden states in chunks; and
-    with `kernels: liger` its norms, activations and rotations."""
+    """With `loss: fused_linear`, replace the model's forward by Liger's; with `kernels: liger`, its norms,
+    activations and rotations."""
     if not (recipe.fused_loss or recipe.by_liger):
         return
     with needed("liger-kernel", "liger", "loss: fused_linear" if recipe.fused_loss else "kernels: liger"):
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
-    # which kernels of other makers it did not find: a handler that keeps the record keeps that call's tensors
+    # Liger logs which kernels it lacks, and a handler that keeps the record would keep the call's tensors
     logging.getLogger("liger_kernel").setLevel(logging.ERROR)
     base = without_adapter(model)
     gate = "geglu" if base.config.model_type.startswith("gemma") else "swiglu"
-    wanted = dict.fromkeys(("rope", "rms_norm", gate), recipe.by_liger)
+    kernels = dict.fromkeys(("rope", "rms_norm", gate), recipe.by_liger)
     code = sys.modules[type(base).__module__]
     before = dict(vars(code))
     _apply_liger_kernel_to_instance(
-        base, cross_entropy=False, fused_linear_cross_entropy=recipe.fused_loss, **wanted
+        base, cross_entropy=False, fused_linear_cross_entropy=recipe.fused_loss, **kernels
     )
     changed = {name: value for name, value in vars(code).items() if before.get(name) is not value}
     vars(code).update({name: before[name] for name in changed})  # other models' code stays as it was
@@ -46,12 +47,12 @@ def fuse_loss(recipe: Recipe, model: Any) -> None:
 
 
 def _with_globals(function: Any, names: dict[str, Any]) -> Any:
-    """A copy of `function` that finds these global names."""
-    made = FunctionType(
+    """A copy of `function` with `names` as its global names."""
+    copy = FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def fused_loss_problems(recipe: Recipe, config: Any, device: torch.device) -> Iterator[Problem]:
@@ -65,7 +66,7 @@ def fused_loss_problems(recipe: Recipe, config: Any, device: torch.device) -> It
 
 
 def _liger_has(model_type: str) -> bool:
-    """Where Liger is not installed, that is said when it is asked for."""
+    """Whether Liger knows the model. True where Liger is not installed: importing it will raise that."""
     try:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
     except ImportError:

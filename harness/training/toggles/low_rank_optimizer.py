@@ -1,7 +1,7 @@
-"""The toggles `optimizer: galore_adamw` and `apollo_adamw`: AdamW whose moments of a linear layer are those
-of its gradient brought to `optimizer_rank` dimensions, by the packages galore-torch and apollo-torch.
+"""The toggles `optimizer: galore_adamw` and `apollo_adamw`, of the packages galore-torch and apollo-torch:
+AdamW that keeps moments of a linear layer's gradient projected to `optimizer_rank` dimensions.
 
-Settings are those that transformers' Trainer gives them (transformers/trainer_optimizer.py).
+Settings are those of transformers' Trainer (transformers/trainer_optimizer.py).
 """
 
 # pyright: reportMissingImports=false
@@ -19,8 +19,8 @@ from harness.training.toggles.scores import head_of
 
 
 def low_rank(recipe: Recipe, model: nn.Module, rates: dict[str, Any]) -> Build:
-    """A function from weights of `model` to the package's optimizer over them, the linear layers' but the
-    head's in a group of their own. Raises InputError for a model without any."""
+    """A function that makes the package's optimizer over weights of `model`. Those of linear layers, except
+    for the head, are in a group of their own. Raises InputError for a model without linear layers."""
     kind, settings = _package(recipe)
     head = head_of(model)
     linear = {
@@ -42,7 +42,7 @@ def low_rank(recipe: Recipe, model: nn.Module, rates: dict[str, Any]) -> Build:
 
 
 def _package(recipe: Recipe) -> tuple[Any, dict[str, Any]]:
-    """The class, and what Trainer tells it of the layers whose gradients are projected."""
+    """The class of the optimizer, and Trainer's settings for the weights whose gradients are projected."""
     settings: dict[str, Any] = {"update_proj_gap": 200, "proj_type": "std"}
     name = recipe.optimizer.partition("_")[0]
     with needed(f"{name}-torch", name, f"optimizer: {recipe.optimizer}"):

@@ -1,8 +1,8 @@
-"""What lives in host memory and visits the device when needed: activations, and the optimizer's copy.
+"""The toggle `offload: [activations]`: what autograd saves in forward waits in host memory for backward.
 
-Host memory is plain CPU memory (pinned when the device is a GPU). On a CPU or on shape-only tensors there is
-no second memory, so `on_host()` says which tensors are meant to be on the host, and whoever counts bytes
-(observe/storage_tracker.py) counts those apart. Parameters are in training/toggles/offload_parameters.py.
+Host memory is plain CPU memory, pinned if the device is a GPU. With a CPU as the device, or shape-only
+tensors, there is no second memory: `on_host()` says which tensors belong to the host, and
+observe/storage_tracker.py counts those apart.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from harness.recipe import Recipe
 from harness.training.host_memory import SideStream, is_dense, to_host
 
 MIN_OFFLOAD_BYTES = 4096
-"""Saved tensors smaller than this stay: the transfer would cost more than it frees."""
+"""Smaller saved tensors stay on the device: a transfer would cost more than it frees."""
 IN_FLIGHT = 2
-"""Saved tensors still being copied out, and saved tensors fetched ahead in backward."""
+"""The most saved tensors that are being copied to the host, and that are fetched ahead in backward."""
 
 
 def without_repeats(tensor: Tensor) -> Tensor:
-    """Of what was expanded (a mask, to every head) the part that is there once: a view of `tensor`."""
+    """A view of `tensor` with each element once, if it was expanded, as a mask is for every head."""
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -49,11 +49,11 @@ class OffloadedActivations:
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        # Not the addresses alone: of what dies (a bias that bitsandbytes casts) they are used again.
-        stays = [StorageWeakRef(t.untyped_storage()) for t in (*model.parameters(), *model.buffers())]
-        self._parameters = {reference.cdata: reference for reference in stays}
+        # weak references: an address alone can be that of another storage later (bitsandbytes casts biases)
+        storages = [StorageWeakRef(t.untyped_storage()) for t in (*model.parameters(), *model.buffers())]
+        self._parameters = {reference.cdata: reference for reference in storages}
         self._side = SideStream(device)
-        # Only autograd's graph holds on to what was saved: each host copy is freed as backward passes it.
+        # weak references: only autograd's graph keeps host copies, so backward frees each as it passes it
         self._saved: list[weakref.ref[_Saved]] = []
         self._by_tensor: dict[tuple[Any, ...], tuple[StorageWeakRef, weakref.ref[_Saved]]] = {}
         self._leaving: list[tuple[Tensor, Any]] = []
@@ -61,7 +61,7 @@ class OffloadedActivations:
 
     def __call__(self) -> AbstractContextManager[Any]:
         """The context for one forward pass."""
-        self._side.compute_waits_for_all()  # before the memory of what was fetched and never used is reused
+        self._side.compute_waits_for_all()  # tensors that were fetched and never used may be freed only then
         self._saved, self._by_tensor, self._leaving, self._fetched = [], {}, [], {}
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
@@ -70,7 +70,7 @@ class OffloadedActivations:
         seen = without_repeats(tensor)
         if storage._cdata in self._parameters or seen.nbytes < MIN_OFFLOAD_BYTES:
             return tensor
-        # One tensor is saved by several nodes (the input of q, k and v): one copy serves them all.
+        # several nodes can save one tensor, as the input of q, k and v: one copy is enough for all
         key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         known = self._by_tensor.get((*key, tensor._version))
         saved = known[1]() if known is not None and not known[0].expired() else None
@@ -81,7 +81,7 @@ class OffloadedActivations:
         return saved
 
     def _copy_out(self, tensor: Tensor) -> Tensor:
-        if not is_dense(tensor):  # or the copy would make this one itself, in the side stream's memory
+        if not is_dense(tensor):  # else copying would make a dense tensor, in the side stream's memory
             tensor = tensor.contiguous()
         with self._side.after_compute():
             host = to_host(tensor)
@@ -90,7 +90,8 @@ class OffloadedActivations:
         return host
 
     def _let_go(self, of_all_but: int) -> None:
-        """Drop the tensors that were sent out first: only once they have left may their memory be reused."""
+        """Drop the tensors that were sent out first. The compute stream waits until each has been copied,
+        before it may reuse the memory."""
         while len(self._leaving) > of_all_but:
             _, event = self._leaving.pop(0)
             self._side.compute_waits(event)
@@ -120,11 +121,14 @@ class OffloadedActivations:
 
 @dataclass(eq=False)
 class _Saved:
-    """What autograd keeps of a saved tensor: its place in forward, its host copy, where it belongs."""
+    """What autograd keeps in place of a saved tensor."""
 
     index: int
+    """How many tensors were saved before it in forward."""
     host: Tensor
+    """The copy in host memory."""
     device: torch.device
     shape: torch.Size
+    """The shape of the saved tensor; the copy has each element of an expanded one once."""
     used: bool = False
-    """Whether backward had it already: it may come once more, but is not worth fetching ahead."""
+    """Whether backward has used it. It may use it once more, but it is not fetched ahead again."""

@@ -1,21 +1,22 @@
-"""offload: parameters. Weights, gradients and optimizer state live in host memory; blocks visit the device.
+"""The toggle `offload: [parameters]`: weights, gradients and optimizer state live in host memory, and the
+weights of one block at a time are on the device.
 
-Before a transformer block runs, its weights are copied to the device and put in its modules' place; after
-it they are dropped. What autograd saved of a weight is only the memory of where it came from, and backward
-copies the weight in again. The gradients leave for the host when their block is done. While a block runs,
-the next one's weights are on their way (on a GPU: on a side stream, out of pinned memory). The root (final
-norm, output head, and an embedding tied to it) is a group of its own: on the device for the whole forward
-pass, fetched one by one in backward, its gradients leaving last.
+Before a transformer block runs, its weights are copied to the device and take the places of the host's in its
+modules; after it they are dropped. Autograd saves only which weight it needs, and backward copies the weight
+to the device again. The gradients go to the host when their block is done. While a block runs, the next one's
+weights are copied (on a GPU on a side stream, from pinned memory). The root (final norm, output head, and an
+embedding tied to it) is a group of its own: it is on the device for the whole forward pass, its weights are
+fetched one by one in backward, and its gradients go last.
 
-FSDP2 (`fully_shard` with CPUOffloadPolicy) is made to do this on many devices. On one it gives the same
-numbers, but (torch 2.13) fetches no weight ahead: `FSDPParamGroup.unshard` does nothing where the world
-size is 1, and the copies wait in the compute stream. It needs more memory (two flat buffers of a block's
-gradients, the root from forward to the end of backward), and under autocast it keeps the 16-bit casts of all
-weights from forward to backward. Here the device's allocations are the same, in the same order, on a GPU, on
-a CPU and shape-only. (What FSDP2 does better: its gradients leave on a side stream; here backward waits for
-them.)
+FSDP2 (`fully_shard` with CPUOffloadPolicy) does this on many devices. On one it computes the same numbers,
+but (torch 2.13) it fetches no weight ahead: `FSDPParamGroup.unshard` does nothing where the world size is 1,
+and the copies wait in the compute stream. It needs more memory (two flat buffers of a block's gradients, and
+the root from forward to the end of backward), and under autocast it keeps the 16-bit casts of all weights
+from forward to backward. Here the device's allocations are the same, in the same order, on a GPU, on a CPU
+and on shape-only tensors. FSDP2 does one thing better: its gradients go to the host on a side stream, and
+here backward waits for them.
 
-A model with two blocks, from left to right: == on the device, .. on its way there.
+When weights of a model with two blocks are on the device (==) or on their way (..); time goes to the right:
 
                  forward                        backward
     root         begin ================ end     ====
@@ -24,9 +25,9 @@ A model with two blocks, from left to right: == on the device, .. on its way the
     block 2                ......======         ....========
     gradients                                               block 2's, then block 1's, the root's: to the host
 
-`before` and `leave` stand at both ends of a group's ==; in backward `_before_backward`, called by the
-gradient of a block's output, and `_unpack`, for what autograd saved. `_finish`, after the engine, drops
-the rest.
+A group's == begins with `before` and ends with `leave`. In backward it begins with `_before_backward`, which
+the gradient of a block's output calls, or with `_unpack`, for a tensor that autograd saved. `_finish`, after
+backward, drops what is left.
 """
 
 from collections.abc import Iterable, Iterator
@@ -49,7 +50,7 @@ from harness.training.host_memory import SideStream, on_host
 
 @contextmanager
 def built_where(recipe: Recipe, device: torch.device) -> Iterator[torch.device]:
-    """The device to build the model on: the host for one that is offloaded, and may be larger than a GPU."""
+    """Yields the device to build on: the host for an offloaded model, which may be larger than a GPU."""
     if not recipe.parameters_on_host:
         yield device
         return
@@ -58,7 +59,7 @@ def built_where(recipe: Recipe, device: torch.device) -> Iterator[torch.device]:
 
 
 def parameters_to_host(recipe: Recipe, model: nn.Module, device: torch.device) -> None:
-    """Offload the model's parameters if `recipe` says so."""
+    """Offload the model's parameters if the recipe has `offload: [parameters]`."""
     if recipe.parameters_on_host:
         offload_parameters(model, device, DTYPES[recipe.compute_dtype] if recipe.mixed else None)
 
@@ -68,12 +69,12 @@ def offload_parameters(
 ) -> None:
     """Move the weights of `model` to host memory, and have every forward and backward pass fetch them.
 
-    Buffers go to `device` (cuda, cpu or meta), where the model computes. The weights may be anywhere; if
-    the model is larger than the device, build it in host memory. Call this after adapters and gradient
-    checkpointing are in place; the parameters stay the same objects, so the optimizer may come before or
-    after. With `autocast_dtype`, the dtype of the autocast the model will run under, the fp32 weights of
-    linear layers are cast on arrival, as autocast would cast them: so the casts are dropped as well.
-    (Three-dimensional expert weights are not: their casts stay until backward.)
+    Buffers move to `device` (cuda, cpu or meta), where the model computes. The weights may be on any device;
+    a model that is larger than the device is to be built in host memory. Adapters and gradient checkpointing
+    must be in place. The parameters stay the same objects, so the optimizer may be built before or after.
+    `autocast_dtype` is the dtype of the autocast that the model will run under: the fp32 weights of linear
+    layers are cast to it on arrival, as autocast would cast them, so that the casts are dropped as well.
+    (Three-dimensional weights of experts are not, and their casts live until backward.)
 
     Raises InputError for a model without an nn.ModuleList of blocks.
     """
@@ -104,24 +105,24 @@ def offload_parameters(
     model.register_forward_hook(copies.end, always_call=True)
     for module, group in (embeddings | groups).items():
         module.register_forward_pre_hook(partial(copies.before, group), prepend=True)
-        # always: recomputation under gradient checkpointing leaves a block by an exception
+        # always_call: recomputation under gradient checkpointing leaves a block by an exception
         after = copies.after_embedding if module in embeddings else copies.after_block
         module.register_forward_hook(partial(after, group), always_call=True)
 
 
 @dataclass(eq=False)
 class _Group:
-    """Weights that travel together, each with the modules and attribute names it is found under."""
+    """Weights that are copied together, each with the modules and the attribute names that have it."""
 
     places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
     def shares(self, module: nn.Module) -> bool:
-        """Whether a parameter of `module` is found elsewhere as well (an embedding tied to the head)."""
+        """Whether another module shares a parameter of `module`, as a head that an embedding is tied to."""
         return any(len(self.places[parameter]) > 1 for parameter in module.parameters(recurse=False))
 
 
 class _Saved(NamedTuple):
-    """What autograd keeps of a weight: which one, and the view of it that was saved."""
+    """What autograd keeps in place of a weight that it saves: which weight, and which view of it."""
 
     group: _Group
     parameter: nn.Parameter
@@ -131,7 +132,7 @@ class _Saved(NamedTuple):
 
 
 class _DeviceCopies:
-    """The weights that are on the device: of the group in use, and of the one expected next."""
+    """The weights that are on the device: those of the group in use, and of the one that comes next."""
 
     def __init__(
         self, device: torch.device, root: _Group, embeddings: list[_Group], blocks: list[_Group]
@@ -144,15 +145,15 @@ class _DeviceCopies:
         self._next = self._forward_order
         self._current: _Group | None = None
         self._copies: dict[nn.Parameter, Tensor] = {}
-        self._in_place: dict[_Group, dict[int, nn.Parameter]] = {}  # by storage, to recognize what is saved
+        self._in_place: dict[_Group, dict[int, nn.Parameter]] = {}  # by storage, by which `_pack` knows them
         self._will_finish = False
         self._side = SideStream(device)
 
     def begin(self, model: nn.Module, args: Any) -> None:
-        """Before the model's forward: the root arrives, and autograd no longer keeps weights."""
-        self._finish()  # an optimizer step has made them stale
+        """Before the model's forward: the root arrives, and from now on autograd saves no weights."""
+        self._finish()  # the optimizer has stepped the host's weights since
         self._next = self._forward_order
-        # Only the innermost hooks are called, so those in effect (activation offload) are called from ours.
+        # autograd calls only the innermost hooks, so these call the ones in effect (activation offload)
         outside = torch._C._autograd._top_saved_tensors_default_hooks(False)  # type: ignore[attr-defined]
         keep, give_back = outside or (lambda tensor: tensor, lambda kept: kept)
         self._hooks = saved_tensors_hooks(partial(self._pack, keep), partial(self._unpack, give_back))
@@ -160,29 +161,29 @@ class _DeviceCopies:
         self._place(self.root)
 
     def end(self, model: nn.Module, args: Any, output: Any) -> None:
-        """After the model's forward: backward meets the groups in the opposite order."""
+        """After the model's forward: backward uses the groups in the opposite order."""
         self._hooks.__exit__()
         self.leave(self.root)
         self._current, self._next = None, self._backward_order
 
     def before(self, group: _Group, module: nn.Module, args: Any) -> None:
-        """Before a block's or an embedding's forward: its weights arrive and take their places."""
+        """Before the forward of a block or an embedding: its weights arrive and take their places."""
         self._place(group)
 
     def after_embedding(self, group: _Group, module: nn.Module, args: Any, output: Any) -> None:
-        """An embedding's weights leave for good: its backward needs none."""
+        """After an embedding's forward: its weights are dropped for good, since its backward needs none."""
         self.leave(group)
 
     def after_block(self, group: _Group, module: nn.Module, args: Any, output: Any) -> None:
-        """A block's weights leave, however its forward ended, and come back before its backward."""
+        """After a block's forward, however it ended: its weights leave, and return before its backward."""
         self.leave(group)
         for tensor in output if isinstance(output, tuple) else (output,):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(partial(self._before_backward, group))
 
     def _before_backward(self, group: _Group, gradient: Tensor) -> None:
-        # Recomputation under gradient checkpointing calls the block's forward without its hooks (in newer
-        # transformers) and must find the weights in place, trainable as they were.
+        # recomputation under gradient checkpointing calls the block's forward without its hooks (in newer
+        # transformers), so the weights must be in place, and require gradients as they did
         for other in [other for other in self._in_place if other is not group]:
             self.leave(other)
         self._finish_after_backward()
@@ -190,7 +191,7 @@ class _DeviceCopies:
             self._place(group)
 
     def leave(self, group: _Group) -> None:
-        """Put the host's weights back in place and free the group's copies."""
+        """Put the host's weights of the group back in their places, and free the copies."""
         if self._in_place.pop(group, None) is not None:
             for parameter, places in group.places.items():
                 for module, name in places:
@@ -219,7 +220,8 @@ class _DeviceCopies:
         self._current, self._will_finish = None, False
 
     def _take(self, group: _Group, parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-        """Copies of `parameters`, all of `group`, ready for use. Entering a group sends for the next one."""
+        """The copies on the device of `parameters`, which are of `group`, ready for use. The first call for a
+        group also begins to copy the next group."""
         entered = group is not self._current
         if entered:
             self._current = group
@@ -241,7 +243,7 @@ class _DeviceCopies:
                 self._copies[parameter].copy_(parameter.detach(), non_blocking=True)
 
     def _drop_all_but(self, kept: Iterable[nn.Parameter]) -> None:
-        self._side.compute_waits_for_all()  # every copy sent for has arrived, before any is used or freed
+        self._side.compute_waits_for_all()  # no copy may be used or freed before it has arrived
         self._copies = {parameter: self._copies[parameter] for parameter in kept if parameter in self._copies}
 
     def _empty(self, parameter: nn.Parameter) -> Tensor:
@@ -267,11 +269,11 @@ class _DeviceCopies:
 
 
 class _Arrival(torch.autograd.Function):
-    """Makes a device copy the result of its host parameter: the gradient goes back the same way.
+    """Makes the device's copy a result of the host's parameter, so that the gradient goes back to the host.
 
-    The parameter's gradient is set here, because what autograd itself would add up on the host it would
-    add up in device memory where both are shape-only. The node is older than every operator of its group
-    and autograd runs the youngest first: the gradients leave together when the group's backward is over.
+    The parameter's gradient is set here: autograd itself would add gradients up in device memory where both
+    are shape-only. The node is older than every operator of its group, and autograd runs the youngest node
+    first, so all gradients of a group go to the host together, when the group's backward is over.
     """
 
     @staticmethod
@@ -292,7 +294,8 @@ class _Arrival(torch.autograd.Function):
 
 
 def _host_copy(like: Tensor, source: Tensor, device: torch.device) -> Tensor:
-    """`source` in host memory, laid out as `like`, complete on return: pinned if `device` is a GPU."""
+    """A copy of `source` in host memory, with the layout of `like`, pinned if `device` is a GPU. It is
+    complete when this returns."""
     shape_only = device.type == "meta"
     with on_host():
         host = torch.empty_like(
@@ -305,6 +308,7 @@ def _host_copy(like: Tensor, source: Tensor, device: torch.device) -> Tensor:
 
 
 def _group(modules: Iterable[nn.Module]) -> _Group:
+    """The group of all parameters that `modules` themselves have."""
     group = _Group()
     for module in modules:
         for name, parameter in module._parameters.items():
@@ -314,8 +318,8 @@ def _group(modules: Iterable[nn.Module]) -> _Group:
 
 
 def _cast_by_autocast(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The fp32 matrices of linear layers. Adapters are left to autocast: they are small, and their layers
-    choose a dtype by looking at them. So is a tied output head: the embedding reads it in fp32."""
+    """The fp32 matrices of linear layers. Left to autocast are adapters, which are small, and whose layers
+    choose a dtype by theirs; and a tied output head, which the embedding reads in fp32."""
     embedded = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     for name, module in model.named_modules():
         # Conv1D: transformers' transposed linear layer (GPT-2)

@@ -1,4 +1,4 @@
-"""The optimizer and the gradient scaler of a recipe."""
+"""The toggles `optimizer`, `optimizer_impl` and `lora_plus_ratio`: builds the recipe's optimizer."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from harness.training.toggles.optimizer_state import Build
 from harness.training.toggles.stepped_copy import SteppedCopy
 
 FP16_ADAM_EPS = 1e-4
-"""AdamW's eps where its moments are fp16: a usual choice, and one fp16 can hold."""
+"""AdamW's eps where its moments are fp16: a usual choice that fp16 can represent."""
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
@@ -39,7 +39,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _lora_plus(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
-    """LoRA+ (arXiv 2402.12354) in the groups of peft/optimizers/loraplus.py: B and vectors learn faster."""
+    """The groups of LoRA+ (arXiv 2402.12354, peft/optimizers/loraplus.py): B and vectors learn faster."""
     assert recipe.lora_plus_ratio is not None
     slow, fast = list[nn.Parameter](), list[nn.Parameter]()
     for name, parameter in model.named_parameters():
@@ -49,15 +49,15 @@ def _lora_plus(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _constructor(recipe: Recipe, model: nn.Module) -> Build:
-    """A function from parameters of `model` to the recipe's optimizer; of muon, to AdamW.
+    """A function that makes the recipe's optimizer over parameters of `model`; for muon, AdamW.
 
     sgd has no momentum and so no state. bitsandbytes quantizes the state of tensors with at least
     4096 elements, embeddings included (Trainer keeps 32-bit state for those).
     """
     rates: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
-    wanted = f"optimizer: {recipe.optimizer}"
+    line = f"optimizer: {recipe.optimizer}"
     if recipe.by_bitsandbytes:
-        with needed("bitsandbytes", None, wanted):
+        with needed("bitsandbytes", None, line):
             import bitsandbytes as bnb
         classes = {
             "adamw_8bit": bnb.optim.AdamW8bit,
@@ -67,7 +67,7 @@ def _constructor(recipe: Recipe, model: nn.Module) -> Build:
         }
         return lambda params: classes[recipe.optimizer](params, **rates)
     if recipe.by_torchao:
-        with needed("torchao", "torchao", wanted):
+        with needed("torchao", "torchao", line):
             from torchao.optim import AdamW4bit, AdamW8bit  # pyright: ignore[reportMissingImports]
         low_bit = AdamW8bit if recipe.optimizer == "adamw_torch_8bit" else AdamW4bit
         return lambda params: low_bit(params, **rates)
@@ -87,7 +87,7 @@ def _constructor(recipe: Recipe, model: nn.Module) -> Build:
 
 
 def _schedule_free(recipe: Recipe, **settings: Any) -> Build:
-    """AdamW of arXiv 2405.15682, in train mode: the weights are those that gradients are taken at."""
+    """AdamW of arXiv 2405.15682 in train mode: the model has the weights that gradients are computed at."""
     with needed("schedulefree", "schedule-free", f"optimizer: {recipe.optimizer}"):
         from schedulefree import AdamWScheduleFree
 

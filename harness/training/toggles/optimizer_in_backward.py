@@ -1,4 +1,4 @@
-"""The toggle `optimizer_in_backward`: each weight is stepped as soon as its gradient is there."""
+"""The toggle `optimizer_in_backward`: each weight is stepped as soon as its gradient is complete."""
 
 import weakref
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ class OptimizerInBackward(Together):
 
     def __init__(self, weights: Sequence[Tensor], build: Build) -> None:
         super().__init__([build([weight]) for weight in weights])
-        # A hook that held its weight, here through the optimizer, would keep it for good: no garbage
-        # collector sees what autograd holds.
+        # a weak reference: a hook that refers to its weight, here through the optimizer, would keep it alive,
+        # since the garbage collector does not see autograd's references
         for weight, optimizer in zip(weights, self._each, strict=True):
             weight.register_post_accumulate_grad_hook(partial(_step_one, weakref.ref(optimizer)))
 
     def step(self, closure: Any = None) -> None:
-        """Nothing is left to do after backward."""
+        """Has nothing left to do after backward."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """The gradients are freed already."""
+        """Has nothing to free: backward has freed the gradients."""
 
 
 def _step_one(optimizer: weakref.ref[torch.optim.Optimizer], weight: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""An optimizer's state from a checkpoint, checked before it is taken."""
+"""Restores an optimizer's state from a checkpoint and checks it; has the optimizers made of others."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 Build = Callable[[Sequence[Tensor] | Sequence[dict[str, Any]]], torch.optim.Optimizer]
-"""From weights, or from groups of them with settings of their own."""
+"""A function that makes an optimizer over weights, or over groups of weights with settings of their own."""
 
 
 class OfOthers(torch.optim.Optimizer):
-    """An optimizer that steps by others, and restores the state of each with `restore_state`."""
+    """An optimizer that consists of others. Its load_state_dict restores each of them with
+    `restore_state`."""
 
 
 class Together(OfOthers):
@@ -21,7 +22,7 @@ class Together(OfOthers):
         self._each = list(each)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Step each."""
+        """Step each optimizer."""
         for optimizer in self._each:
             optimizer.step()
 
@@ -32,7 +33,7 @@ class Together(OfOthers):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups of each."""
+        """The groups of all optimizers."""
         return [group for optimizer in self._each for group in optimizer.param_groups]
 
     @property
@@ -51,24 +52,24 @@ class Together(OfOthers):
 
 
 def restore_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Give `optimizer` the state that `state_dict` of one like it returned, in memory of the same kind.
+    """Give `optimizer` the state that `state_dict` of an equal one returned, in the same kind of memory.
 
-    Raises ValueError or KeyError if it was one of other parameters.
+    Raises ValueError or KeyError if the saved optimizer was of another kind, or of other parameters.
     """
-    if isinstance(optimizer, OfOthers):  # of several, each restored here
+    if isinstance(optimizer, OfOthers):
         optimizer.load_state_dict(saved)
         return
     make = getattr(optimizer, "init_state", None)
     if make is None:
         _restore_of_torch(optimizer, saved)
         return
-    # bitsandbytes' own load_state_dict would leave paged state on the GPU, and copy its code table for each
+    # bitsandbytes' load_state_dict would leave paged state on the GPU, and copy its code table to each weight
     index = 0
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             state = _flat(saved["state"].get(index, {}))
             index += 1
-            if not state:  # never stepped
+            if not state:  # the weight was never stepped
                 continue
             make(group, parameter, number, place)
             own = optimizer.state[parameter]
@@ -85,7 +86,8 @@ def restore_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> No
 
 
 def _restore_of_torch(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """torch's own load_state_dict believes what it is given; the first step would fail on it."""
+    """Restore an optimizer of torch's kind. Its load_state_dict accepts anything, and the next step would
+    fail, so settings, counts and shapes are compared here."""
     settings = [_settings(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(saved)
     if settings != [_settings(group) for group in optimizer.param_groups]:
@@ -103,17 +105,19 @@ def _restore_of_torch(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
 
 
 COUNTED = ("k", "weight_sum", "lr_max", "scheduled_lr")
-"""What schedulefree counts in a group as it steps."""
+"""Entries of a group that schedulefree changes as it steps."""
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a group that stay the same while the optimizer steps."""
     return {name: value for name, value in group.items() if name not in ("params", *COUNTED)}
 
 
 def _shapes_after_a_step(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor
 ) -> dict[str, Any]:
-    """What such an optimizer keeps of such a weight, found with one that has at most 2 of each dimension."""
+    """The shapes of the state that `optimizer` keeps of `parameter`, found by a step of a small weight, with
+    at most 2 elements in each dimension."""
     small = [min(size, 2) for size in parameter.shape]
     twin = torch.zeros(small, dtype=parameter.dtype).requires_grad_()
     twin.grad = torch.zeros_like(twin)
@@ -129,12 +133,12 @@ def _shapes_after_a_step(
 
 
 def state_shapes(state: dict[str, Any]) -> dict[str, Any]:
-    """What each entry is: the shape of a tensor, the type of anything else."""
+    """For each entry of the state, the shape of a tensor, or the type of anything else."""
     return {n: value.shape if isinstance(value, Tensor) else type(value) for n, value in state.items()}
 
 
 def _flat(state: dict[str, Any]) -> dict[str, Any]:
-    """bitsandbytes' state_dict puts what it quantized into a dict of its own."""
+    """The state of a weight as one dict: bitsandbytes' state_dict has quantized entries in an inner one."""
     flat: dict[str, Any] = {}
     for name, value in state.items():
         flat |= value if isinstance(value, dict) else {name: value}

@@ -1,4 +1,4 @@
-"""The toggles `precision` and `fp8`: dtype of the weights, autocast, scaler of fp16, products in fp8."""
+"""The toggles `precision` and `fp8`: the weights' dtype, autocast, fp16's scaler, and products in fp8."""
 
 import math
 import re
@@ -18,9 +18,8 @@ from harness.training.toggles.optimizer_state import state_shapes
 
 
 def weights_dtype(recipe: Recipe, config: Any) -> torch.dtype:
-    """The dtype the model's own weights are made in.
-
-    Plain precisions: that dtype. Under autocast: fp32, but a frozen base stays as its config declares it.
+    """The dtype of the model's own weights: that of a plain precision. Under autocast fp32; but a frozen base
+    keeps the dtype that its config declares.
     """
     if not recipe.mixed:
         return DTYPES[recipe.precision]
@@ -31,16 +30,16 @@ def weights_dtype(recipe: Recipe, config: Any) -> torch.dtype:
 
 
 def as_loaded(model: Any) -> Any:
-    """`model`, just built, as transformers' from_pretrained would have made it: all on the device of its
-    embeddings, which torch.normal and torch.FloatTensor do not heed, and with those weights in fp32 that the
-    class keeps so.
+    """`model`, which was just built, as from_pretrained would have made it. All tensors move to the device of
+    the embeddings, since torch.normal and torch.FloatTensor ignore the device of a context; and weights that
+    the class keeps in fp32 become fp32.
     """
     device = model.get_input_embeddings().weight.device
     if any(tensor.device.type != device.type for tensor in (*model.parameters(), *model.buffers())):
         model.to(device)
-    kept = model._get_dtype_plan(model.dtype)
-    if kept:
-        pattern = re.compile("|".join(name.replace("*", ".*") for name in kept))
+    fp32_names = model._get_dtype_plan(model.dtype)
+    if fp32_names:
+        pattern = re.compile("|".join(name.replace("*", ".*") for name in fp32_names))
         for name, tensor in model.state_dict(keep_vars=True).items():
             if pattern.search(name) and tensor.is_floating_point():
                 tensor.data = tensor.data.float()
@@ -48,54 +47,56 @@ def as_loaded(model: Any) -> Any:
 
 
 def autocast(recipe: Recipe, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    if not recipe.mixed or recipe.fsdp:  # FSDP gathers the weights in the dtype of the products
+    if not recipe.mixed or recipe.fsdp:  # FSDP gathers weights in the compute dtype, without autocast
         return nullcontext
     return partial(torch.autocast, device.type, dtype=DTYPES[recipe.compute_dtype])
 
 
 def forget_casts() -> None:
-    """Before a pass of a step: accelerate enters autocast anew for each, and what is computed again makes its
-    casts itself."""
+    """Drop autocast's casts before another forward pass of a step. accelerate enters autocast again for each
+    pass, and gradient checkpointing makes its casts itself."""
     torch.clear_autocast_cache()
 
 
 def multiply_in_fp8(recipe: Recipe, model: Any, device: torch.device) -> None:
-    """Linear layers but the output head become torchao's Float8Linear, in place: those whose sizes the units
-    take, multiples of 16. A CPU has no such units, and computes with the same rounded factors in fp32."""
+    """Make torchao's Float8Linear of every linear layer but the output head, in place, if its sizes are
+    multiples of 16, which fp8 units require. A CPU has none, and multiplies the rounded factors in fp32."""
     if not recipe.fp8:
         return
     with needed("torchao", "torchao", "fp8: true"):
         from torchao import float8  # pyright: ignore[reportMissingImports]
     head = model.get_output_embeddings()
-    able = {
+    layers = {
         layer
         for layer in model.modules()
         if isinstance(layer, nn.Linear) and layer.in_features % 16 == layer.out_features % 16 == 0
     } - {head}
-    if not able:
+    if not layers:
         raise InputError(
             f"fp8: true: {recipe.model} has no torch.nn.Linear of sizes that are multiples of 16, besides "
             "its head; set fp8: false."
         )
-    # padded as accelerate asks for it: rows of any number
-    how = float8.Float8LinearConfig(pad_inner_dim=True, emulate=device.type == "cpu")
-    with _disable_current_modes():  # it makes layers of shapes, which nobody who counts bytes may see
-        float8.convert_to_float8_training(model, config=how, module_filter_fn=lambda layer, _: layer in able)
+    # padding, as in accelerate, allows any number of rows
+    options = float8.Float8LinearConfig(pad_inner_dim=True, emulate=device.type == "cpu")
+    with _disable_current_modes():  # it makes layers on the meta device, whose bytes no observer may count
+        float8.convert_to_float8_training(
+            model, config=options, module_filter_fn=lambda layer, _: layer in layers
+        )
 
 
 class GradScaler(torch.amp.GradScaler):
     """torch's GradScaler, also for fp16 weights.
 
-    torch refuses to unscale fp16 gradients because small ones are lost; training with fp16 weights and
-    no master copy has that loss by its nature, and the recipe asked for it.
+    torch refuses to unscale fp16 gradients, because small ones become 0. Training with fp16 weights and no
+    master copy cannot avoid that, and the recipe says so.
     """
 
     def _unscale_grads_(self, optimizer: Any, inv_scale: Any, found_inf: Any, allow_fp16: bool) -> Any:
         return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` of one with the same settings returned. Raises ValueError for anything
-        else: torch would believe it until the next step."""
+        """Restore what `state_dict` of a scaler with the same settings returned. Raises ValueError for
+        anything else, which torch would accept until the next step."""
         own = self.state_dict()
         expected = own | {name: state_dict.get(name) for name in ("scale", "_growth_tracker")}
         if state_dict != expected or state_shapes(state_dict) != state_shapes(own):

@@ -1,9 +1,9 @@
 """The toggles `task: dpo`, `kto`, `orpo` and `grpo`: the loss of a micro batch of pairs, of good and bad
-answers, or of answers with rewards, by the log-probabilities that TRL computes.
+answers, or of answers with rewards, from log-probabilities that TRL computes.
 
-Written as TRL's trainers write it (trl/trainer/dpo_trainer.py, kto_trainer.py and grpo_trainer.py,
-_compute_loss, loss_type sigmoid, kto and dapo, their defaults): TRL's head never holds the logits
-(trl/kernels/chunked_logprob.py), and what it notes for a log it keeps until the loss is there. orpo's trainer
+The losses are those of TRL's trainers with their defaults (trl/trainer/dpo_trainer.py, kto_trainer.py and
+grpo_trainer.py, _compute_loss, loss_type sigmoid, kto and dapo). TRL's head never holds all logits
+(trl/kernels/chunked_logprob.py); what it computes for a log lives until the loss is computed. orpo's trainer
 has no such head.
 """
 
@@ -29,22 +29,21 @@ LOGGED = {
     "kto": ("log_probs", "entropy", "mean_logits"),
     "grpo": ("log_probs", "entropy"),
 }
-"""By task: what TRL's trainer has computed of each token, for its log."""
+"""By task: what TRL's trainer computes of each token, for the loss and for its log."""
 CLIPPED = 0.2
-"""How far from 1 the ratio of a token's probabilities to those it was drawn by may be (epsilon)."""
+"""The ratio of a token's probability to that it was drawn with is clipped to 1 +- this (epsilon)."""
 REFERENCE = ("chosen", "rejected")
-"""Of a batch, the reference's log-probabilities; with kto of the answers, and of the mismatched ones."""
+"""Keys in a batch: the reference's log-probabilities; for kto, of the answers and the mismatched ones."""
 MISMATCHED = "mismatched_"
-"""What precedes a name of the batch where the answers are those of other prompts: how far the model has gone
-from its reference is estimated by them (arXiv 2402.01306, section 4.1)."""
-
+"""The beginning of keys in a batch whose answers are to other prompts. They serve to estimate how far the
+model has departed from its reference (arXiv 2402.01306, section 4.1)."""
 
 GOOD = "good"
-"""Of a batch of marked answers from a file: how many of them are good. They come first."""
+"""The key in a batch of marked answers from a file: how many of them are good. These come first."""
 
 
 def reference_of(recipe: Recipe, model: Any) -> Any:
-    """The frozen copy of `model` that it is compared with; None where there is none."""
+    """The frozen copy of `model` that the loss compares it with; None for a recipe without one."""
     if not recipe.copies_reference:
         return None
     reference = deepcopy(model).requires_grad_(False)
@@ -52,8 +51,8 @@ def reference_of(recipe: Recipe, model: Any) -> Any:
 
 
 def give_trl_head(recipe: Recipe, model: Any, reference: Any) -> None:
-    """Give both TRL's head; and where answers are compared take dropout from them, for they are to differ by
-    their weights alone."""
+    """Give both models TRL's head, if the loss needs it; and where answers are compared, turn off dropout in
+    both, since they are to differ by their weights alone."""
     trl = import_trl(recipe)
     if recipe.prefers or recipe.by_odds:
         trl.disable_dropout_in_model(model)
@@ -65,27 +64,27 @@ def give_trl_head(recipe: Recipe, model: Any, reference: Any) -> None:
 
 
 def loss_of_pairs(recipe: Recipe, model: Any, reference: Any) -> Callable[[Any, Any, Any], Tensor]:
-    """A loss for Training.loss: of what the step calls in the place of `model`."""
+    """A loss for Training.loss: the mean over the step's pairs, or over its marked answers."""
 
     def loss(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tensor:
-        """The part of the mean over the step's pairs, or rows, that is this micro batch's, the first half of
-        whose rows is chosen and the second rejected."""
+        """This micro batch's part of the mean. The first half of its rows is chosen, or good, and the second
+        rejected, or bad."""
         del num_tokens  # each pair, or row, counts as much as any other
         with torch.no_grad():
-            mismatched = _by_row(_told(called, batch, MISMATCHED), batch) if recipe.unpaired else None
+            mismatched = _by_row(_outputs(called, batch, MISMATCHED), batch) if recipe.unpaired else None
         forget_casts()
-        told = _told(called, batch)
-        answers = _by_row(told, batch)
-        asked = None
+        outputs = _outputs(called, batch)
+        answers = _by_row(outputs, batch)
+        reference_outputs = None  # lives, as in TRL, until the loss is computed
         if not recipe.computes_reference:
             references = [batch[name] for name in REFERENCE]
         else:
             off = nullcontext() if reference is not None else model.disable_adapter()
-            asks = reference if reference is not None else model
+            compared = reference if reference is not None else model
             with torch.no_grad(), off:
-                others = _by_row(_told(asks, batch, MISMATCHED), batch) if recipe.unpaired else None
-                asked = _told(asks, batch)
-            theirs = _by_row(asked, batch)
+                others = _by_row(_outputs(compared, batch, MISMATCHED), batch) if recipe.unpaired else None
+                reference_outputs = _outputs(compared, batch)
+            theirs = _by_row(reference_outputs, batch)
             references = [*theirs.chunk(2)] if others is None else [theirs, others]
         if mismatched is None:
             chosen, rejected = answers.chunk(2)
@@ -104,12 +103,11 @@ def loss_of_pairs(recipe: Recipe, model: Any, reference: Any) -> Callable[[Any, 
 
 def loss_of_odds(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
     """A loss for Training.loss (trl/experimental/orpo/orpo_trainer.py, concatenated_forward and
-    odds_ratio_loss; arXiv 2403.07691): the logits of all rows are there, and of the chosen a copy."""
+    odds_ratio_loss; arXiv 2403.07691). It holds all rows' logits, and a copy of the chosen rows'."""
     trl = import_trl(recipe)
 
     def loss(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tensor:
-        """The part of the mean over the step's pairs that is this micro batch's. Of the chosen, the prompt is
-        learned too."""
+        """This micro batch's part of the mean over the step's pairs. Chosen rows' prompts are learned too."""
         del num_tokens
         ids, half = batch["input_ids"], len(batch["input_ids"]) // 2
         logits = called(input_ids=ids, use_cache=False).logits
@@ -128,16 +126,16 @@ def loss_of_odds(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
 
 
 def _log_of_rest(log_prob: Tensor) -> Tensor:
-    """log(1 - p), without cancellation on either side of a half."""
+    """log(1 - p) for a log-probability log(p), computed without cancellation for p below and above a half."""
     small = torch.log1p(-torch.exp(log_prob))
     return torch.where(log_prob < -math.log(2), small, torch.log(-torch.expm1(log_prob)))
 
 
 def loss_of_rewards(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tensor:
-    """A loss for Training.loss: this micro batch's part of the mean over the step's tokens. The answers are
-    the model's own as it is now, so the probabilities they were drawn by are these."""
-    told = _told(called, batch)
-    log_probs = told.log_probs[:, -(batch["labels"].shape[1] - 1) :]
+    """A loss for Training.loss: this micro batch's part of the mean over the step's tokens. The model as it
+    is now has drawn the answers, so their probabilities are those they were drawn with."""
+    outputs = _outputs(called, batch)
+    log_probs = outputs.log_probs[:, -(batch["labels"].shape[1] - 1) :]
     ratio = torch.exp(log_probs - log_probs.detach())
     clipped = torch.clamp(ratio, 1 - CLIPPED, 1 + CLIPPED)
     advantages = batch["advantages"].unsqueeze(1)
@@ -146,18 +144,20 @@ def loss_of_rewards(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tens
     return (each * learned).sum() / torch.as_tensor(num_tokens).clamp(min=1)
 
 
-def _told(called: Any, batch: dict[str, Any], prefix: str = "") -> Any:
-    given = {name: batch[prefix + name] for name in ("input_ids", "labels")}
-    return called(**given, use_cache=False, fused_lm_head=True)
+def _outputs(called: Any, batch: dict[str, Any], prefix: str = "") -> Any:
+    """The outputs of the model with TRL's head for the input_ids and labels of `batch` with this prefix."""
+    inputs = {name: batch[prefix + name] for name in ("input_ids", "labels")}
+    return called(**inputs, use_cache=False, fused_lm_head=True)
 
 
-def _by_row(told: Any, batch: dict[str, Any]) -> Tensor:
-    """Log-probabilities of the answers. peft's prompts stand before the row's tokens."""
-    return told.log_probs[:, -(batch["labels"].shape[1] - 1) :].sum(dim=1)
+def _by_row(outputs: Any, batch: dict[str, Any]) -> Tensor:
+    """The log-probability of each row's answer (rows,), without the tokens that peft's prompts add."""
+    return outputs.log_probs[:, -(batch["labels"].shape[1] - 1) :].sum(dim=1)
 
 
 def import_trl(recipe: Recipe) -> Any:
-    """What of TRL computes log-probabilities, if `recipe` needs it."""
+    """TRL's module with the functions for log-probabilities; None if `recipe` needs none. Raises
+    MissingDependency."""
     if not (recipe.by_trl or recipe.by_odds):
         return None
     try:

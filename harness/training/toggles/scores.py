@@ -1,11 +1,11 @@
 """The toggles `task: classification`, `reward` and `embedding`, which learn a row as a whole: its class,
 which of two rows scores higher, or which rows belong together.
 
-The model is transformers' with a head of `num_labels` outputs in the place of the vocabulary's, which reads
-the last token of a row. A pair's loss is written as TRL's RewardTrainer writes it (trl/trainer/
-reward_trainer.py, compute_loss). An embedding's has no head, and is that of sentence-transformers
-(sentence_transformer/losses/multiple_negatives_ranking.py, its defaults; arXiv 1807.03748), which reads the
-two sides of the pairs one after the other.
+The first two have transformers' model with a head of scores in place of the language model's head; it reads
+the last token of a row. The loss of a pair of rows is that of TRL's RewardTrainer
+(trl/trainer/reward_trainer.py, compute_loss). An embedding has a model without a head and the loss of
+sentence-transformers (sentence_transformer/losses/multiple_negatives_ranking.py, with its defaults; arXiv
+1807.03748), for which the model reads the two sides of the pairs one after the other.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,18 +19,17 @@ from harness.recipe import Recipe
 from harness.training.toggles.precision import forget_casts
 
 HEADS = ("score", "classifier")
-"""What transformers calls the head of scores, and peft trains beside an adapter."""
+"""Names that transformers has for the head of scores, which peft trains in addition to an adapter."""
 SHARPNESS = 20.0
-"""What cosines are multiplied by (the loss's `scale`): one over the temperature."""
-
+"""The factor of cosines (the loss's `scale`), which is one over the temperature."""
 
 LAST = "last"
-"""Of a batch of texts from a file: where the last token of each is, before the padding. int64 (rows,)."""
+"""The key in a batch of texts from a file: the places of their last tokens before padding, int64 (rows,)."""
 
 
 def prepare_for_scores(recipe: Recipe, model: Any) -> None:
-    """Name a token that pads, as the model asks for one with several rows; and take dropout from a model that
-    compares, as RewardTrainer does."""
+    """Set a padding token, which the model requires for several rows; and turn off dropout in a model that
+    compares rows, as RewardTrainer does."""
     if not recipe.scores:
         return
     text = model.config.get_text_config()
@@ -43,31 +42,31 @@ def prepare_for_scores(recipe: Recipe, model: Any) -> None:
 
 
 def pad_alike(recipe: Recipe, model: Any, padding: int | None) -> None:
-    """Have the model find a row's last token before the padding of the data's rows."""
+    """Set the padding token of the data's rows, so that the model finds the last token before it."""
     if recipe.scores and padding is not None:
         model.config.get_text_config().pad_token_id = padding
 
 
 def loss_of_scores(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
-    """A loss for Training.loss: each row, or each pair, counts as much as any other of the step."""
+    """A loss for Training.loss: the mean over the step's rows, or pairs of rows."""
 
     def loss(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tensor:
         """This micro batch's part of the mean. Of pairs, the first half of the rows is chosen."""
         del num_tokens
-        told = called(**batch)
+        outputs = called(**batch)
         if recipe.pairs:
-            chosen, rejected = told.logits.squeeze(-1).chunk(2)
+            chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
             mean = -functional.logsigmoid(chosen - rejected).mean()
         else:
-            mean = told.loss
+            mean = outputs.loss
         return mean / recipe.gradient_accumulation_steps
 
     return loss
 
 
 def loss_of_embeddings(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
-    """A loss for Training.loss: each text of the first half of the rows is to be nearest to its own of the
-    second half, of all that are in the micro batch."""
+    """A loss for Training.loss: of all texts in the second half of the micro batch's rows, a text of the
+    first half is to be nearest to its own."""
 
     def loss(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tensor:
         """This micro batch's part of the mean over the step's pairs."""
@@ -88,11 +87,11 @@ def loss_of_embeddings(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
 
 
 def head_of(model: Any) -> nn.Module | None:
-    """What of `model` makes logits of the last states, or scores."""
+    """The module of `model` that makes logits or scores of the last states; None without a head."""
     heads = [getattr(model, name, None) for name in HEADS]
     return model.get_output_embeddings() or next((head for head in heads if head is not None), None)
 
 
 def without_scores(recipe: Recipe, names: Iterable[str]) -> list[str]:
-    """Those of `names` that are not the head of scores, which no language model's checkpoint has."""
+    """Those of `names` that are not of the head of scores, which no checkpoint of a language model has."""
     return [name for name in names if not (recipe.scores and name.partition(".")[0] in HEADS)]

@@ -1,4 +1,5 @@
-"""An optimizer that steps a copy of the weights: in fp32, or on the host."""
+"""The toggles `master_weights` and `offload: [optimizer]`: an optimizer that steps a copy of the weights,
+which is in fp32 or on the host."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +14,9 @@ from harness.training.toggles.optimizer_state import Build, OfOthers, restore_st
 class SteppedCopy(OfOthers):
     """Steps a copy of the trained weights and writes the result back.
 
-    The copy is fp32 (`dtype`, for master weights), in host memory (`host`), or both. With fp32 masters
-    on 16-bit weights the step rests at 2 (weight) + 4 + 4 + 4 bytes a parameter, and 2 more while a
-    gradient is there.
+    The copy is fp32 (`dtype`, for master weights), in host memory (`host`), or both. With an fp32 copy of
+    16-bit weights, AdamW takes 2 (weight) + 4 + 4 + 4 bytes a parameter between steps, and 2 more while there
+    is a gradient.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class SteppedCopy(OfOthers):
             return tensor.to(dtype, copy=True)
         copy = to_host(tensor)
         _wait_for(tensor.device)
-        with on_host():  # the cast happens in host memory: torch would cast on the GPU first
+        with on_host():  # the cast is on the host: in one copy with a cast, torch would cast on the GPU first
             return copy.to(dtype)
 
     def take_gradients(self) -> None:
@@ -70,7 +71,7 @@ class SteppedCopy(OfOthers):
         return self._inner.state
 
     def state_dict(self) -> dict[str, Any]:
-        """State and the copied weights."""
+        """The state of the optimizer that steps the copy, and the copy."""
         return {"inner": self._inner.state_dict(), "copies": self._copies}
 
     @torch.no_grad()
@@ -82,6 +83,6 @@ class SteppedCopy(OfOthers):
 
 
 def _wait_for(device: torch.device) -> None:
-    """Host copies are queued; the host may read them only after this."""
+    """Wait for the copies to the host that `device` has queued: before, the host may not read them."""
     if device.type not in ("cpu", "meta"):
         torch.accelerator.current_stream(device).synchronize()

@@ -10,8 +10,8 @@ from harness.training.model_config import has_tower
 
 
 def freeze_vision(recipe: Recipe, model: Any) -> None:
-    """Leave what of `model` sees as it is, the projector between tower and decoder with it: the default of
-    LLaMA-Factory (freeze_vision_tower, freeze_multi_modal_projector)."""
+    """Unless the recipe trains them, freeze the image tower of `model` and the projector between tower and
+    decoder, as is the default of LLaMA-Factory (freeze_vision_tower, freeze_multi_modal_projector)."""
     if recipe.train_vision:
         return
     for _, part in vision_parts(model):
@@ -19,7 +19,7 @@ def freeze_vision(recipe: Recipe, model: Any) -> None:
 
 
 def not_adapted(recipe: Recipe, model: Any) -> list[str]:
-    """Paths of the layers that get no adapter, whatever their names."""
+    """Paths of the layers of a frozen image tower, which get no adapter, whatever their names."""
     if recipe.train_vision:
         return []
     return [
@@ -28,13 +28,14 @@ def not_adapted(recipe: Recipe, model: Any) -> list[str]:
 
 
 def vision_parts(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """What of a model that sees is neither its decoder nor its head, with the paths; of another, nothing."""
+    """The modules of a model of images and text that are neither its decoder nor its head, with their paths:
+    the image tower and the projector. None for any other model."""
     if not has_tower(model):
         return
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     around = {id(part) for part in model.modules() if any(each is decoder for each in part.modules())}
-    with_head = any(part is head for part in decoder.modules())  # Llama 4's decoder has it
-    if not with_head and not around - {id(model), id(decoder)}:  # it is a decoder alone
+    with_head = any(part is head for part in decoder.modules())  # as in Llama 4
+    if not with_head and not around - {id(model), id(decoder)}:  # the model is a decoder alone
         return
     for path, part in model.named_modules():
         above = model.get_submodule(path.rpartition(".")[0])

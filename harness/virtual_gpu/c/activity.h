@@ -1,4 +1,4 @@
-// What a profiler hears of while it records (cupti.c).
+// What the other libraries report to cupti.c while a profiler records.
 #pragma once
 #include "clock.h"
 
@@ -11,8 +11,9 @@ typedef struct {
 } Copy;
 
 int virtual_gpu_is_recording(void);
-// Notes a call that this thread makes now, and its number: what the thread puts on a stream belongs to it.
+// Records that this thread calls `which` now. The call's number: the work that the thread puts on a stream afterwards
+// belongs to this call.
 uint32_t virtual_gpu_record_call(enum Call which);
-void virtual_gpu_belongs_to(uint32_t call);     // what the thread puts on a stream now
-void virtual_gpu_record_return(void);           // from it, where it has waited
+void virtual_gpu_belongs_to(uint32_t call);     // the work that the thread puts on a stream from now on
+void virtual_gpu_record_return(void);           // the end of the last call, where the thread has waited in it
 void virtual_gpu_record_work(const Kernel* kernel, const Copy* copy, int stream, int device, int64_t begins, int64_t ends);

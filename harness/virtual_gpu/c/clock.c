@@ -1,7 +1,7 @@
-// The device's clock. The host's time is the real one; what a device is given takes the time that was estimated for
-// it, on its stream: it begins when it has arrived from the host, when what is before it on the stream is done, and
-// when the events that the stream waits for are over. Nobody sleeps: a host that waits for the device skips that time,
-// and from then on its clock is ahead by it. With VIRTUAL_GPU_REAL_TIME=1, and while a profiler records, it sleeps.
+// The device's clock. The host's time is the real one. Work of the device takes the time that was estimated for it, on
+// its stream: it begins when it has arrived from the host, the work before it on the stream is done, and the events
+// that the stream waits for are over. Nobody sleeps: a host that waits for the device skips that time, and its clock is
+// ahead by it from then on. With VIRTUAL_GPU_REAL_TIME=1, and while a profiler records, the host does sleep.
 #define _GNU_SOURCE
 #include "clock.h"
 #include "virtual_gpu.h"
@@ -16,26 +16,27 @@
 #include <string.h>
 #include <time.h>
 
-#define LAUNCH_NS 4000  // from the host's call to the kernel's begin on an idle stream (set by Python: set_launch)
 #define MAX_TIMELINES 256
 
-typedef struct {
+typedef struct {  // of one stream
   cudaStream_t stream;
   int device;
-  int64_t done, waits_until;
-  int64_t worked, works_after;  // the same two, from 0, of a host that is never late
-  int waits_for_network, ends_with_network;
+  int64_t done, waits_until;    // when the last work on it is done; when the last event that it waits for is over
+  int64_t worked, works_after;  // the same two, counted from 0, for a host that is never late
+  int waits_for_network, ends_with_network;  // whether that event, and that last work, is a collective
 } Timeline;
 static Timeline timelines[MAX_TIMELINES];
 static int num_timelines;
-static Account accounts[64];  // by device
-static int64_t links[64][2];  // by device and direction: when the link is free again
-static int64_t links_worked[64][2];
-static int64_t skipped, waited, launch_ns = LAUNCH_NS, bare_ns = 2000;
-static double link_rate = 25e9;  // bytes/s
+static Account accounts[64];         // by slot
+static int64_t links[64][2];         // by slot and direction: when the link to the host is free again
+static int64_t links_worked[64][2];  // the same, counted from 0, for a host that is never late
+static int64_t skipped, waited;      // by how much the clock is ahead of the host's; all waiting that was skipped
+static int64_t launch_ns, bare_ns;   // virtual_gpu_start_clock sets these three
+static double link_rate;             // bytes/s
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void (*estimate)(Operation*);
 
+static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t host_ns(void) {
   struct timespec at;
   clock_gettime(CLOCK_MONOTONIC, &at);
@@ -51,10 +52,10 @@ int64_t virtual_gpu_stop_clock(void) { return host_ns(); }
 void virtual_gpu_go_on(int64_t stopped) {
   if (!is_real_time()) __atomic_fetch_sub(&skipped, host_ns() - stopped, __ATOMIC_RELAXED);
 }
-int64_t virtual_gpu_waited(void) { return waited; }  // all that was skipped
+int64_t virtual_gpu_waited(void) { return waited; }
 int virtual_gpu_has_clock(void) { return estimate != NULL; }
 
-// Python starts the clock when somebody wants to know a time: it takes the program half a second.
+// Python starts the clock when the program first asks for a time, not before: starting takes half a second.
 static void (*start)(void);
 void virtual_gpu_start_when_timed(void (*starter)(void)) { start = starter; }
 void virtual_gpu_is_timed(void) {
@@ -65,13 +66,14 @@ void virtual_gpu_is_timed(void) {
   virtual_gpu_go_on(stopped);
 }
 
-// Python gives them: who estimates, the seconds of a launch, of a kernel that moves nothing, and the link's bytes/s.
+// Called from Python: with the function that estimates, the ns from a launch to the kernel's begin on an idle stream,
+// the ns of a kernel that moves nothing, and the link's bytes/s.
 void virtual_gpu_start_clock(void (*estimator)(Operation*), int64_t launch, int64_t bare, double link) {
   launch_ns = launch, bare_ns = bare, link_rate = link;
   estimate = estimator;
 }
 
-// The thread that waits for `moment` goes on when it is over.
+// Returns when `moment` is over on the clock.
 static void wait_until(int64_t moment) {
   int64_t left = moment - virtual_gpu_now();
   if (left <= 0) return;
@@ -86,7 +88,7 @@ static void wait_until(int64_t moment) {
   pthread_mutex_unlock(&lock);
 }
 
-// ---- what there is to estimate
+// ---- operations, by description
 
 #define MAX_OPERATIONS (1 << 17)
 static Operation **table, *all[MAX_OPERATIONS];
@@ -137,27 +139,25 @@ static Timeline* timeline_of(cudaStream_t stream, int device) {
   timelines[num_timelines] = (Timeline){.stream = stream, .device = device};
   return &timelines[num_timelines++];
 }
-// Puts `took` on the stream: when it ends. `arrives`: when the host has brought it to the device.
+// Puts work of `took` ns on the stream; returns when it ends. `arrives`: when the host's launch reaches the device.
+// `link`: of a copy to or from the host, when its direction of the link is free.
 static int64_t put(Operation* what, const Kernel* kernel, cudaStream_t stream, int64_t took, int64_t arrives, int64_t* link,
                    const Copy* copy) {
   if (virtual_gpu_keeps(what, kernel, stream, took)) return 0;
   int device = virtual_gpu_current();
   pthread_mutex_lock(&lock);
   Timeline* line = timeline_of(stream, device);
-  int64_t free_at = line->done > line->waits_until ? line->done : line->waits_until;
-  int64_t begins = arrives > free_at ? arrives : free_at;
-  if (link && *link > begins) begins = *link;
+  int64_t free_at = later(line->done, line->waits_until);
+  int64_t begins = later(later(arrives, free_at), link ? *link : 0);
   Account* account = &accounts[virtual_gpu_slot(device) & 63];
   if (line->done && stream <= cudaStreamPerThread) {
-    int64_t ready = arrives > line->done ? arrives : line->done;
-    if (line->waits_for_network && line->waits_until > ready) account->exposed_ns += line->waits_until - ready;
-    if (arrives > free_at) account->host_ns += arrives - free_at;
+    int64_t ready = later(arrives, line->done);
+    if (line->waits_for_network) account->exposed_ns += later(line->waits_until - ready, 0);
+    account->host_ns += later(arrives - free_at, 0);
   }
   int64_t ends = begins + took;
   int64_t* other_link = link ? &links_worked[0][0] + (link - &links[0][0]) : NULL;
-  if (line->works_after > line->worked) line->worked = line->works_after;
-  if (other_link && *other_link > line->worked) line->worked = *other_link;
-  line->worked += took;
+  line->worked = later(later(line->worked, line->works_after), other_link ? *other_link : 0) + took;
   if (other_link) *other_link = line->worked;
   line->done = ends;
   line->waits_for_network = 0;
@@ -184,7 +184,7 @@ static __thread Operation* operator_now;
 static __thread int launched_now, pending_now, room;
 static __thread Pending* pending;
 
-static __thread char products[512];  // that the operator has computed, while it is not estimated
+static __thread char products[512];  // the operator's matrix products, until it is estimated
 
 void virtual_gpu_begin_operator(Operation* what) { operator_now = what, launched_now = pending_now = products[0] = 0; }
 const char* virtual_gpu_products(void) { return products; }
@@ -193,7 +193,7 @@ int virtual_gpu_end_operator(void) {
   if (!left) operator_now = NULL;
   return left;
 }
-// What the kernel takes that is launched at this place, from 0, of those of an operator.
+// The time in ns of the kernel that an operator launches at this place, from 0.
 static int64_t share(const Operation* what, int place) {
   int64_t others = bare_ns * (what->kernels - 1);
   if (place >= what->kernels) return bare_ns;  // more than when it was estimated
@@ -251,7 +251,7 @@ void virtual_gpu_spins(const Kernel* kernel, int64_t cycles, void* stream) {
   virtual_gpu_estimated(what, cycles * 1000000 / virtual_gpu_number("VIRTUAL_GPU_KILOHERTZ", 1000000), "spin", 0, 0);
   virtual_gpu_put(what, kernel, stream);
 }
-// Kernels of a graph that was captured, one after the other.
+// Puts the kernels of a captured graph on the stream, one after the other.
 void virtual_gpu_replay(const Kept* kernels, int count, void* stream) {
   if (!estimate) return;
   if (virtual_gpu_is_recording()) virtual_gpu_record_call(LAUNCH_GRAPH);
@@ -281,7 +281,7 @@ void virtual_gpu_multiplied(int type, long m, long n, long k, int batch, void* s
   snprintf(text, sizeof text, "product %s", shape);
   virtual_gpu_put(virtual_gpu_operation(kernel.name, text), &kernel, stream);
 }
-// A copy over the link, one at a time in each direction. One within a device is a kernel of the operator.
+// A copy over the link to the host: one at a time in each direction. A copy within a device is a kernel of the operator.
 void virtual_gpu_copied(const void* to, const void* from, size_t size, void* stream) {
   static Operation* over_link[2];
   if (!estimate) return;
@@ -301,23 +301,22 @@ void virtual_gpu_copied(const void* to, const void* from, size_t size, void* str
   put(over_link[goes_in], NULL, stream, took, arrives, &links[virtual_gpu_slot(virtual_gpu_current()) & 63][goes_in], &copy);
 }
 
-// ---- what streams.c asks
+// ---- for streams.c
 
 int64_t virtual_gpu_stream_done(cudaStream_t stream, int* with_network, int64_t* worked) {
   pthread_mutex_lock(&lock);
   Timeline* line = timeline_of(stream, virtual_gpu_current());
-  int64_t done = line->done > line->waits_until ? line->done : line->waits_until;
-  *worked = line->worked > line->works_after ? line->worked : line->works_after;
+  int64_t done = later(line->done, line->waits_until);
+  *worked = later(line->worked, line->works_after);
   *with_network = line->done >= line->waits_until ? line->ends_with_network : line->waits_for_network;
   pthread_mutex_unlock(&lock);
-  int64_t arrives = virtual_gpu_now() + launch_ns;
-  return done > arrives ? done : arrives;
+  return later(done, virtual_gpu_now() + launch_ns);
 }
 void virtual_gpu_stream_waits(cudaStream_t stream, int64_t moment, int for_network, int64_t worked) {
   pthread_mutex_lock(&lock);
   Timeline* line = timeline_of(stream, virtual_gpu_current());
   if (moment > line->waits_until) line->waits_until = moment, line->waits_for_network = for_network;
-  if (worked > line->works_after) line->works_after = worked;
+  line->works_after = later(line->works_after, worked);
   pthread_mutex_unlock(&lock);
 }
 void virtual_gpu_wait_until(int64_t moment) {
@@ -326,39 +325,36 @@ void virtual_gpu_wait_until(int64_t moment) {
 int64_t virtual_gpu_given_until(cudaStream_t stream) {
   pthread_mutex_lock(&lock);
   Timeline* line = timeline_of(stream, virtual_gpu_current());
-  int64_t done = line->done > line->waits_until ? line->done : line->waits_until;
+  int64_t done = later(line->done, line->waits_until);
   pthread_mutex_unlock(&lock);
   return done;
 }
 int64_t virtual_gpu_device_done(int device) {
   int64_t done = 0;
   pthread_mutex_lock(&lock);
-  for (int i = 0; i < num_timelines; i++) {
-    if (timelines[i].device != device) continue;
-    if (timelines[i].done > done) done = timelines[i].done;
-    if (timelines[i].waits_until > done) done = timelines[i].waits_until;
-  }
+  for (int i = 0; i < num_timelines; i++)
+    if (timelines[i].device == device) done = later(done, later(timelines[i].done, timelines[i].waits_until));
   pthread_mutex_unlock(&lock);
   return done;
 }
-// The same from 0 and of a host that is never late: what the device has taken for all that it was given.
+// The same, counted from 0, for a host that is never late: the time that the device needs for all its work.
 int64_t virtual_gpu_device_worked(int device) {
   int64_t worked = 0;
   pthread_mutex_lock(&lock);
   for (int i = 0; i < num_timelines; i++)
-    if (timelines[i].device == device && timelines[i].worked > worked) worked = timelines[i].worked;
+    if (timelines[i].device == device) worked = later(worked, timelines[i].worked);
   pthread_mutex_unlock(&lock);
   return worked;
 }
 
 // ---- for Python: what a device did
 
-void virtual_gpu_account(int slot, Account* to) {
+void virtual_gpu_account(int device, Account* to) {
   pthread_mutex_lock(&lock);
-  *to = accounts[slot & 63];
+  *to = accounts[virtual_gpu_slot(device) & 63];
   pthread_mutex_unlock(&lock);
 }
-// A step has ended: what operations took since the last one did is that step's.
+// A step has ended: the calls of operations since the end of the step before are that step's.
 void virtual_gpu_end_step(void) {
   for (int i = 0; i < num_operations; i++) {
     Operation* what = all[i];

@@ -1,4 +1,4 @@
-// The clock of the virtual GPU (clock.c), for the libraries that give a device work, and for operators.cpp.
+// The clock of the virtual GPU (clock.c), for the libraries that put work on its streams, and for operators.cpp.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -7,52 +7,52 @@
 extern "C" {
 #endif
 
-// What one kind of work takes: an operator with its shapes, a product, a collective, a kernel that nobody knows.
+// One kind of work, with its time: an operator with its shapes, a product, a collective, a kernel that is not known.
 typedef struct Operation {
   char* name;            // "aten::mm", "copy to the device"
-  char* description;     // in full, for who estimates
-  const char* its_class; // of kernels: "product", "norm"; NULL until it was estimated
-  double flops;          // that it does
-  int64_t took_ns;       // all its kernels together; -1 until it was estimated
-  int kernels;           // that it launched when it was estimated
-  int product;           // which of them is its only product, and takes what the others leave; 0 for none
-  int is_unknown;        // nobody knows its time: it has that of a launch, and of the bytes that can be seen
-  int is_network;        // a collective
-  int is_repeated;       // of a checkpointed block that runs again
-  uint64_t calls, step_calls, calls_before;  // altogether, of the last whole step, and until that ended
-  int64_t total_ns, step_ns, ns_before;
+  char* description;     // with shapes and dtypes, from which the time is estimated
+  const char* its_class; // the class of its kernels: "product", "norm"; NULL until it was estimated
+  double flops;          // of one call
+  int64_t took_ns;       // the time of all its kernels together; -1 until it was estimated
+  int kernels;           // how many it launched when it was estimated
+  int product;           // the number, from 1, of its only product, which takes what the others leave; 0 for none
+  int is_unknown;        // its time cannot be estimated: it has that of a launch, or of the bytes that can be seen
+  int is_network;        // it is a collective
+  int is_repeated;       // it belongs to a checkpointed block that runs again in backward
+  uint64_t calls, step_calls, calls_before;  // altogether, in the last whole step, and until that step ended
+  int64_t total_ns, step_ns, ns_before;      // the times of these calls
 } Operation;
 
-// A kernel as it was launched. Profilers are told.
+// A kernel as it was launched, for profilers.
 typedef struct {
   const char* name;
   unsigned grid[3], block[3], shared;
   int is_product;
-  size_t set_bytes, copied_bytes;  // within the device, of what is no kernel but a memset or a copy
+  size_t set_bytes, copied_bytes;  // within the device, for a memset or a copy, which are no kernels
 } Kernel;
 
 int virtual_gpu_has_clock(void);
-// What only the virtual GPU needs of the host is no time of the program's: from one to the other the clock stands.
+// Between these two the clock stands: the virtual GPU's own work on the host is not counted as the program's.
 int64_t virtual_gpu_stop_clock(void);
 void virtual_gpu_go_on(int64_t stopped);
-int64_t virtual_gpu_now(void);  // ns of the host's monotonic clock, and of all waiting that was skipped
+int64_t virtual_gpu_now(void);  // the host's monotonic clock plus all waiting that was skipped, in ns
 
-// Work is put on a stream, after all that is on it and what it waits for. `stream` is a cudaStream_t.
-void virtual_gpu_launched(const Kernel* kernel, void* stream);            // by the operator that runs, if one does
-void virtual_gpu_put(Operation* what, const Kernel* kernel, void* stream);  // work that is described by itself
-void virtual_gpu_spins(const Kernel* kernel, int64_t cycles, void* stream);  // of the multiprocessors' clock
+// These put work on a stream, behind the work on it and the events it waits for. `stream` is a cudaStream_t.
+void virtual_gpu_launched(const Kernel* kernel, void* stream);              // a kernel of the operator that runs, if any
+void virtual_gpu_put(Operation* what, const Kernel* kernel, void* stream);  // a kernel that is an operation of its own
+void virtual_gpu_spins(const Kernel* kernel, int64_t cycles, void* stream);  // cycles of the multiprocessors' clock
 void virtual_gpu_multiplied(int type, long m, long n, long k, int batch, void* stream);  // a product, of a cudaDataType
 void virtual_gpu_copied(const void* to, const void* from, size_t size, void* stream);
 
 Operation* virtual_gpu_operation(const char* name, const char* description);  // the one of that description
 void virtual_gpu_estimated(Operation* what, int64_t took_ns, const char* its_class, double flops, int is_unknown);
 
-// The operator that this thread runs: its kernels take the time that was estimated for it. When it ends after kernels
-// that nobody has estimated yet, `end` says how many.
+// The operator that this thread runs: its kernels take the time that was estimated for it. If it was not estimated yet,
+// its kernels are pending; `end` says how many are.
 void virtual_gpu_begin_operator(Operation* what);
 int virtual_gpu_end_operator(void);
-void virtual_gpu_place_pending(void);  // those kernels, now that it is estimated
-const char* virtual_gpu_products(void);  // that it had computed, as "bf16 m n k batch;" each
+void virtual_gpu_place_pending(void);    // puts the pending kernels on their streams, once the operator is estimated
+const char* virtual_gpu_products(void);  // the operator's matrix products, as "bf16 m n k batch;" each
 
 #ifdef __cplusplus
 }

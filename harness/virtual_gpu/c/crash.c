@@ -1,4 +1,5 @@
-// What to say when a process dies in C: the signal, and the last calls to CUDA. Python's own handlers win.
+// Says the signal and the last calls to CUDA when a process crashes in C, unless another handler is installed, as
+// Python's faulthandler.
 #include "virtual_gpu.h"
 
 #include <signal.h>
@@ -9,7 +10,7 @@
 
 #define MAX_UNWRITTEN 8
 static const char* last_call = "none";
-static const char* unwritten[MAX_UNWRITTEN];
+static const char* unwritten[MAX_UNWRITTEN];  // functions that were called and have no effect here
 
 void virtual_gpu_called(const char* name) { last_call = name; }
 
@@ -42,7 +43,7 @@ static void crashed(int number) {
 }
 
 __attribute__((constructor)) static void watch(void) {
-  static char stack[64 << 10];  // of the main thread: its own may be full
+  static char stack[64 << 10];  // a stack for the handler: the main thread's own may be full
   sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = sizeof stack}, NULL);
   const int numbers[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
   for (unsigned i = 0; i < sizeof numbers / sizeof *numbers; i++) {

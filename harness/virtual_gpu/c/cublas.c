@@ -1,4 +1,5 @@
-// cuBLAS, whose products compute nothing and take their time. Handles differ, since PyTorch keeps a workspace for each.
+// cuBLAS: its products compute nothing and take their time on the stream. Each handle is another object, since PyTorch
+// keeps a workspace for each.
 #include "clock.h"
 #include "virtual_gpu.h"
 
@@ -26,7 +27,7 @@ cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t handle, cublasPointerMode_
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// A product of columns: what PyTorch calls m x k times k x n is n x k times k x m here.
+// cuBLAS' matrices are column-major: PyTorch's product of m x k and k x n is one of n x k and k x m here.
 static cublasStatus_t multiplied(cublasHandle_t handle, cudaDataType type, int columns, int rows, int inner, int batch) {
   virtual_gpu_multiplied(type, rows, columns, inner, batch, handle->stream);
   return CUBLAS_STATUS_SUCCESS;

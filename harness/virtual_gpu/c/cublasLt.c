@@ -1,4 +1,4 @@
-// cuBLASLt, which knows one algorithm for everything, computes nothing with it, and takes a product's time.
+// cuBLASLt: it offers one algorithm for every product, computes nothing, and takes the product's time on its stream.
 #include "clock.h"
 #include "virtual_gpu.h"
 
@@ -66,7 +66,7 @@ cublasStatus_t cublasLtMatmul(
     cublasLtMatrixLayout_t of_d, const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t size,
     cudaStream_t stream) {
   CALLED;
-  Layout *left = (Layout*)of_a, *result = (Layout*)of_d;  // of columns: cublas.c
+  Layout *left = (Layout*)of_a, *result = (Layout*)of_d;  // column-major: see `multiplied` in cublas.c
   uint64_t inner = ((Product*)product)->a == CUBLAS_OP_N ? left->columns : left->rows;
   virtual_gpu_multiplied(left->type, result->columns, result->rows, inner, result->batch, stream);
   return CUBLAS_STATUS_SUCCESS;

@@ -1,6 +1,6 @@
-// Stands in front of cuDNN, which plans as it does on the device: it is given the device's properties where PyTorch
-// gives a handle ("Deviceless Ahead-of-time Compilation" in cudnn-frontend's documentation, cuDNN 9.8 and later).
-// What is left out: handles, running the plans, and the operators of the older interface.
+// Stands in front of the real cuDNN, which plans as it does on a device: it gets the device's properties where PyTorch
+// passes a handle ("Deviceless Ahead-of-time Compilation" in cudnn-frontend's documentation, cuDNN 9.8 and later).
+// Replaced are handles, the running of plans, and the operators of the older interface.
 #include "clock.h"
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@
 
 #define REAL(name) ((__typeof__(&name))dlsym(dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD), #name))
 
-static char handle[1 << 16];  // the older interface reads of it
+static char handle[1 << 16];  // the older interface reads from it
 static __thread cudaStream_t stream_of_handle;  // PyTorch has a handle for each thread, and sets its stream
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t* made) {
@@ -29,7 +29,7 @@ cudnnStatus_t cudnnGetStream(cudnnHandle_t which, cudaStream_t* stream) {
   return CUDNN_STATUS_SUCCESS;
 }
 
-// The device of runtime.c, in the words of cuDNN's own serialization of a device.
+// The properties that runtime.c gives, as cuDNN serializes a device in JSON.
 static cudnnBackendDescriptor_t device;
 static cudnnStatus_t device_status;
 static void make_device(void) {
@@ -96,8 +96,8 @@ COMPUTES_NOTHING(cudnnSpatialTfGridGeneratorBackward);
 COMPUTES_NOTHING(cudnnSpatialTfSamplerForward);
 COMPUTES_NOTHING(cudnnSpatialTfSamplerBackward);
 
-// What cuDNN knows without a device is written when it says that it found none. Of algorithms that keep weights in a
-// device's registers it says nothing: they get what the standard one takes.
+// cuDNN writes the sizes, which need no device, before it fails for lack of one. It gives none for the algorithms that
+// keep weights in a device's registers: these get the sizes of the standard algorithm.
 cudnnStatus_t cudnnGetRNNTempSpaceSizes(
     cudnnHandle_t which, cudnnRNNDescriptor_t rnn, cudnnForwardMode_t mode, cudnnRNNDataDescriptor_t data,
     size_t* workspace, size_t* reserve) {
@@ -125,7 +125,7 @@ cudnnStatus_t cudnnGetRNNTempSpaceSizes(
   REAL(cudnnDestroyRNNDescriptor)(standard);
   return status;
 }
-// Restoring makes the same descriptor without filling the states.
+// In place of setting the descriptor it is restored, which fills no states.
 cudnnStatus_t cudnnSetDropoutDescriptor(
     cudnnDropoutDescriptor_t dropout, cudnnHandle_t which, float probability, void* states, size_t size,
     unsigned long long seed) {

@@ -1,5 +1,5 @@
-// cuFFT, which computes nothing. A plan takes what NVIDIA documents as the least of its space: a complex number for
-// each element of each transform ("cuFFT API reference", memory); lengths with large prime factors take up to 8 times it.
+// cuFFT, which computes nothing. A plan takes the least work space that NVIDIA documents: a complex number for each
+// element of each transform ("cuFFT API reference", memory). Lengths with large prime factors take up to 8 times that.
 #include "clock.h"
 #include "virtual_gpu.h"
 

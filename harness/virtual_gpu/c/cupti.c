@@ -1,6 +1,6 @@
-// CUPTI, by which torch.profiler hears of the device: kernels, copies and calls with the times of clock.c. Kineto
-// (pytorch/kineto, libkineto/src/CuptiActivityApi.cpp) is whom it is written for: it enables kinds of activity, pushes
-// the number of the operator that runs, and takes the records in buffers of its own.
+// CUPTI, from which torch.profiler gets the device's kernels and copies and the calls to CUDA, with the times of
+// clock.c. It does what Kineto needs (pytorch/kineto, libkineto/src/CuptiActivityApi.cpp), which enables kinds of
+// activity, pushes the number of the operator that runs, and takes the records in buffers of its own.
 #define _GNU_SOURCE
 #include "activity.h"
 #include "streams.h"
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STRIDE 320  // bytes of a record: those of the largest, and room for what later releases append
+#define STRIDE 320  // bytes of a record: of the largest struct, with room for fields that later releases append
 typedef union {
   CUpti_Activity any;
   CUpti_ActivityKernel9 kernel;
@@ -41,7 +41,7 @@ static CUpti_BuffersCallbackCompleteFunc complete;
 static CUpti_TimestampCallbackFunc ticks;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-// Kineto asks for what was recorded only if it was asked for a buffer before: by the first call that is recorded.
+// Kineto takes records only if it was asked for a buffer before, so the first call that is recorded asks for one.
 static uint8_t* first_buffer;
 static size_t first_size;
 static void ask_for_buffer(void) {
@@ -64,7 +64,7 @@ static Record* append(CUpti_ActivityKind kind) {
   return &records[count++];
 }
 
-// ---- what the other libraries tell. Times are virtual_gpu_now()'s until they are handed on.
+// ---- what the other libraries report. Records have the times of virtual_gpu_now() until Kineto takes them.
 
 static const CUpti_CallbackId called[] = {
     [LAUNCH_KERNEL] = CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000,
@@ -142,7 +142,7 @@ void virtual_gpu_record_work(const Kernel* kernel, const Copy* copy, int stream,
   pthread_mutex_unlock(&lock);
 }
 
-// ---- what Kineto asks
+// ---- what Kineto calls
 
 CUptiResult cuptiGetVersion(uint32_t* version) {
   *version = CUPTI_API_VERSION;
@@ -178,8 +178,8 @@ static void look_whether_recording(void) {
   int records_now = is_enabled[CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL] || is_enabled[CUPTI_ACTIVITY_KIND_RUNTIME];
   __atomic_store_n(&is_recording, records_now, __ATOMIC_RELAXED);
 }
-// The clock of the records: the callback's, or the host's wall clock. Both advance with the host's; how fast is found
-// from two looks at both.
+// Kineto's records have the time of its callback, or of the host's wall clock. The rate between that clock and this
+// one's follows from two looks at both.
 typedef struct {
   uint64_t theirs;
   int64_t ours;

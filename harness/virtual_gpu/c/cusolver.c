@@ -1,5 +1,5 @@
-// cuSOLVER, which decomposes nothing. NVIDIA says of no routine what work space it takes: it gets what LAPACK documents
-// for the same one, with LAPACK's own block sizes (ilaenv.f).
+// cuSOLVER, which decomposes nothing. NVIDIA documents no routine's work space: each gets the one that LAPACK documents
+// for the routine of that name, with LAPACK's own block sizes (ilaenv.f).
 #include "clock.h"
 #include "virtual_gpu.h"
 
@@ -35,7 +35,7 @@ cusolverStatus_t cusolverDnSetStream(cusolverDnHandle_t handle, cudaStream_t str
   return CUSOLVER_STATUS_SUCCESS;
 }
 
-// ---- what they take: in elements, but for the X routines, which count bytes
+// ---- work spaces: in elements; those of the X routines in bytes
 
 #define HANDLE cusolverDnHandle_t handle
 #define SIZE(name, elements, ...)                \

@@ -1,5 +1,5 @@
-// cuSPARSE, whose products compute nothing. NVIDIA says of none what buffer it takes: none here. How many entries a
-// product or a sum of two sparse matrices has, only their values say: the most that it can have, as far as counts tell.
+// cuSPARSE, whose products compute nothing. NVIDIA documents no product's buffer: none is taken here. How many entries
+// a product or a sum of two sparse matrices has depends on values: here it is estimated from the counts of entries.
 #include "clock.h"
 #include "virtual_gpu.h"
 
@@ -124,7 +124,8 @@ PRODUCTS(D)
 PRODUCTS(C)
 PRODUCTS(Z)
 
-// Each entry of the left matrix meets a row of the right one, of mean length; there are no more than all.
+// Each entry of the left matrix makes as many entries as a row of the right one has on average; the result has no more
+// than all its places.
 #define SPARSE_PRODUCT                                                                                                  \
   PRODUCT, cusparseConstSpMatDescr_t a, cusparseConstSpMatDescr_t b, const void *beta, cusparseSpMatDescr_t c,           \
       cudaDataType type, cusparseSpGEMMAlg_t how, cusparseSpGEMMDescr_t plan
@@ -139,7 +140,7 @@ cusparseStatus_t cusparseSpGEMM_workEstimation(SPARSE_PRODUCT, size_t* size, voi
 }
 cusparseStatus_t cusparseSpGEMM_compute(SPARSE_PRODUCT, size_t* size, void* buffer) {
   *size = 0;
-  return CUSPARSE_STATUS_SUCCESS;  // copying the result is the kernel that is seen
+  return CUSPARSE_STATUS_SUCCESS;  // cusparseSpGEMM_copy is the kernel that profilers see
 }
 cusparseStatus_t cusparseXcsrgeam2Nnz(
     HANDLE, int m, int n, cusparseMatDescr_t a, int na, const int* ra, const int* ca, cusparseMatDescr_t b, int nb,

@@ -1,4 +1,4 @@
-// The driver, for those who call it themselves: Triton, and torch when it looks for a compiler of kernels.
+// The CUDA driver, for libraries that call it themselves: Triton, and torch when it looks for a compiler of kernels.
 #define _GNU_SOURCE
 #include "clock.h"
 #include "virtual_gpu.h"
@@ -30,7 +30,7 @@ SUCCEEDS(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned* flags, int* act
 SUCCEEDS(cuGetErrorString, (CUresult error, const char** text), *text = "an error of the virtual GPU")
 SUCCEEDS(cuGetErrorName, (CUresult error, const char** text), *text = "error")
 SUCCEEDS(cuModuleLoadData, (CUmodule * module, const void* image), *module = (CUmodule)1)
-// A function is known by its name, which stays. Triton gives its kernels by this.
+// The handle of a function is its name, in memory that stays. Triton launches its kernels by these handles.
 static const char* kept_name(const char* name) { return virtual_gpu_operation(name, name)->name; }
 SUCCEEDS(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char* name),
          *function = (CUfunction)kept_name(name))
@@ -57,13 +57,13 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* how, CUfunction function, void**
 }
 SUCCEEDS(cuFuncGetAttribute, (int* value, CUfunction_attribute which, CUfunction function),
          *value = which == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : which == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0)
-// Memory of the host that is not pinned is an error, by which Triton knows a tensor of the CPU.
+// Host memory that is not pinned is an error: Triton recognizes a tensor of the CPU by it.
 CUresult cuPointerGetAttribute(void* value, CUpointer_attribute which, CUdeviceptr pointer) {
   struct cudaPointerAttributes its;
   cudaPointerGetAttributes(&its, (void*)pointer);
   if (its.type == cudaMemoryTypeUnregistered) return CUDA_ERROR_INVALID_VALUE;
   int is_host = its.type == cudaMemoryTypeHost;
-  switch (which) {  // which says how large the value is
+  switch (which) {  // the size of the value differs
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr*)value = pointer; break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       *(unsigned*)value = is_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
@@ -73,9 +73,9 @@ CUresult cuPointerGetAttribute(void* value, CUpointer_attribute which, CUdevicep
   }
   return CUDA_SUCCESS;
 }
-// Who brings a runtime of their own finds their way into the driver by this function, and there is none. What they say
-// of it would mislead: that the driver is too old (libcudart.so.12 beside PyTorch's 13), or nothing.
-static const char* const without[][2] = {
+// A library with a CUDA runtime of its own asks cuGetProcAddress for the driver's functions, and finds none. Its own
+// error would mislead (libcudart.so.12 next to PyTorch's 13 says that the driver is too old), so this says the reason.
+static const char* const without[][2] = {  // a part of the library's path, and what it is for
     {"libcusparseLt.so", "products of matrices with two zeros in four"},
     {"cuda/bindings", "calls of CUDA from Python itself"},
 };

@@ -1,7 +1,7 @@
-// Device memory: ranges of addresses that nothing may touch, so PyTorch's own caching allocator runs where there
-// is no GPU. Beside each range lies host memory for values (values.py), of which only pages that are written exist.
-// VIRTUAL_GPU_ADDRESSES: up (each new range above the last, and after 32 TiB from the first again), down, or randomN.
-// Only up has room for values.
+// Device memory: ranges of addresses that nothing may touch, so that PyTorch's own caching allocator runs where there
+// is no GPU. At a fixed distance from each range lies host memory for its values (startup/virtual_gpu_held.py), of which
+// only pages that are written exist. VIRTUAL_GPU_ADDRESSES says which address a new range gets: up (above the last one,
+// and after 32 TiB from the first address again), down, or randomN with the seed N. Only up has room for values.
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -15,8 +15,8 @@
 #define PAGE (2ull << 20)
 #define MAX_RANGES (1 << 16)
 #define FIRST 0x100000000000ull
-#define FROM_MEMORY_TO_VALUES 0x200000000000ull  // both lie where no process has anything
-#define END (FIRST + FROM_MEMORY_TO_VALUES)      // of device memory: the values of the first begin there
+#define FROM_MEMORY_TO_VALUES 0x200000000000ull  // no process has anything of its own at either address
+#define END (FIRST + FROM_MEMORY_TO_VALUES)      // the end of device memory: the values begin there
 
 typedef struct {
   uint64_t address, size;
@@ -71,7 +71,7 @@ static uint64_t reserve(uint64_t size, int device) {
   uint64_t address;
   size = pages(size);
   if (direction == 1) {
-    for (;;) {  // it ends: nobody reserves nearly as much
+    for (;;) {  // this ends: no program reserves nearly as much as there is
       if (next_up + size > END) has_turned = 1, next_up = FIRST;
       Range* range = has_turned ? taken(next_up, size) : NULL;
       if (!range) break;
@@ -99,7 +99,7 @@ static void unreserve(Range* range) {
   range->size = 0;
 }
 
-// Where the values of device memory are kept, NULL for what is no device memory and where there is no room.
+// Where the values of device memory are kept; NULL for a pointer to other memory, and where there is no room.
 void* virtual_gpu_values(const void* pointer) {
   pthread_mutex_lock(&lock);
   Range* range = range_of((uint64_t)pointer);
@@ -136,7 +136,7 @@ cudaError_t cudaFree(void* pointer) {
     unreserve(range);
   }
   pthread_mutex_unlock(&lock);
-  return is_one ? cudaSuccess : (last_error = cudaFreeHost(pointer));  // managed memory is the host's here
+  return is_one ? cudaSuccess : (last_error = cudaFreeHost(pointer));  // managed memory is host memory here
 }
 cudaError_t cudaMallocAsync(void** pointer, size_t size, cudaStream_t stream) { return cudaMalloc(pointer, size); }
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) { return cudaFree(pointer); }
@@ -191,7 +191,7 @@ static CUresult release(CUmemGenericAllocationHandle handle) {
   return CUDA_SUCCESS;
 }
 static CUresult attribute(int* value, CUdevice_attribute which, CUdevice device) {
-  *value = 0;  // neither handles for other processes nor multicast
+  *value = 0;  // PyTorch asks for handles for other processes and for multicast, which are not here
   return CUDA_SUCCESS;
 }
 static CUresult success(void) { return CUDA_SUCCESS; }

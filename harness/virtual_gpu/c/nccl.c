@@ -1,6 +1,7 @@
-// NCCL: communicators that know their size, collectives that move nothing (values.py gives values to what is small
-// enough to be looked at) and take their time on their stream, as if all ranks were as far as this one. Everything else that NCCL exports succeeds without an effect, but symmetric memory, which
-// is refused: its buffers would lie in the other processes.
+// NCCL: communicators that know their size, and collectives that move nothing and take their time on their stream, as
+// if all ranks had come to them at the same moment. startup/virtual_gpu_collectives.py exchanges the values of small
+// tensors. Everything else that NCCL exports succeeds without an effect, except for symmetric memory, which is refused:
+// its buffers would lie in the other processes.
 #include "clock.h"
 #include "virtual_gpu.h"
 
@@ -54,7 +55,8 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
   for (int i = 0; i < count; i++) make(&comms[i], count, i), comms[i]->device = devices ? devices[i] : i;
   return ncclSuccess;
 }
-// How many join is known to them all together, and to PyTorch, which does not ask.
+// The size of the new communicator would follow from what all ranks pass. PyTorch knows it and does not ask, so that of
+// the old one is kept.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
   CALLED;
   *made = NULL;
@@ -102,7 +104,7 @@ ncclResult_t ncclDevCommCreate(void) {
   return refuse("communication from inside kernels (ncclDevCommCreate): no kernel runs here");
 }
 
-// ---- collectives. Their kernels are called as on the card.
+// ---- collectives. Their kernels have the names that they have on a real GPU.
 
 static const struct {
   const char* name;
@@ -110,8 +112,8 @@ static const struct {
 } types[ncclNumTypes] = {{"i8", 1}, {"u8", 1}, {"i32", 4}, {"u32", 4}, {"i64", 8}, {"u64", 8},
                          {"f16", 2}, {"f32", 4}, {"f64", 8}, {"bf16", 2}};
 static const char* const reductions[] = {"Sum", "Prod", "MinMax", "MinMax", "SumPostDiv"};
-static __thread int depth;                    // of groups
-static __thread size_t sent_bytes, received;  // by this thread's group
+static __thread int depth;                          // of nested groups
+static __thread size_t sent_bytes, received_bytes;  // by this thread's group
 static __thread ncclComm_t group_comm;
 static __thread cudaStream_t group_stream;
 
@@ -126,14 +128,14 @@ static ncclResult_t put(const char* kind, const char* shown, size_t bytes, ncclC
   virtual_gpu_put(what, &kernel, stream);
   return ncclSuccess;
 }
+static size_t size_of(size_t count, ncclDataType_t type) { return count * (types[type].bytes ? types[type].bytes : 1); }
 static ncclResult_t put_sum(const char* kind, const char* shown, ncclRedOp_t how, ncclDataType_t type, size_t count,
                             ncclComm_t comm, cudaStream_t stream) {
   char name[96];
   const char* reduction = reductions[how < sizeof reductions / sizeof *reductions ? how : 0];
   snprintf(name, sizeof name, "%s_%s_%s_RING_LL", shown, reduction, types[type].name ? types[type].name : "f8e4m3");
-  return put(kind, name, count * (types[type].bytes ? types[type].bytes : 1), comm, stream);
+  return put(kind, name, size_of(count, type), comm, stream);
 }
-static size_t size_of(size_t count, ncclDataType_t type) { return count * (types[type].bytes ? types[type].bytes : 1); }
 
 #define TO const void *from, void *to, size_t count, ncclDataType_t type
 #define ON ncclComm_t comm, cudaStream_t stream
@@ -164,10 +166,10 @@ ncclResult_t ncclAlltoAll(TO, ON) {
   CALLED;
   return put("send_recv", "SendRecv", size_of(count, type) * (comm->size - 1), comm, stream);
 }
-// All that a group sends and receives is one kernel: both directions at once.
+// All that a group sends and receives is one kernel, which uses both directions at once.
 static ncclResult_t end_group(void) {
-  size_t bytes = sent_bytes > received ? sent_bytes : received;
-  sent_bytes = received = 0;
+  size_t bytes = sent_bytes > received_bytes ? sent_bytes : received_bytes;
+  sent_bytes = received_bytes = 0;
   return bytes ? put("send_recv", "SendRecv", bytes, group_comm, group_stream) : ncclSuccess;
 }
 static ncclResult_t one_way(size_t* counter, size_t count, ncclDataType_t type, int peer, ON) {
@@ -182,7 +184,7 @@ ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int p
 }
 ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ON) {
   CALLED;
-  return one_way(&received, count, type, peer, comm, stream);
+  return one_way(&received_bytes, count, type, peer, comm, stream);
 }
 ncclResult_t ncclGroupStart(void) {
   depth++;

@@ -1,5 +1,5 @@
-// NVML: the virtual devices as nvidia-smi and its libraries see them. NVIDIA's header is in no wheel of torch, so
-// what is used of it is written down here, after its documentation ("NVML API Reference").
+// NVML: the virtual devices as nvidia-smi and Python's bindings of NVML see them. NVIDIA's header is in no wheel of
+// torch, so the types that are used are declared here, after its documentation ("NVML API Reference").
 #include "virtual_gpu.h"
 
 #include <stdio.h>
@@ -53,7 +53,7 @@ SUCCEEDS(nvmlInitWithFlags, (unsigned flags), )
 SUCCEEDS(nvmlShutdown, (void), )
 SUCCEEDS(nvmlDeviceGetCount, (unsigned* count), *count = virtual_gpu_count_all())
 SUCCEEDS(nvmlDeviceGetCount_v2, (unsigned* count), *count = virtual_gpu_count_all())
-// Of the drivers for CUDA 13 (NVIDIA's release notes), as a number that programs can compare.
+// The version of a driver for CUDA 13 (NVIDIA's release notes), in a form that programs can compare.
 SUCCEEDS(nvmlSystemGetDriverVersion, (char* text, unsigned size), snprintf(text, size, "580.0+virtual"))
 SUCCEEDS(nvmlSystemGetNVMLVersion, (char* text, unsigned size), snprintf(text, size, "virtual"))
 SUCCEEDS(nvmlSystemGetCudaDriverVersion, (int* version), *version = virtual_gpu_number("VIRTUAL_GPU_CUDA", 13000))
@@ -100,7 +100,7 @@ static nvmlReturn_t pci(nvmlDevice_t device, nvmlPciInfo_t* info) {
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t* info) { return pci(device, info); }
 nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t* info) { return pci(device, info); }
 
-// The first version of the answer has only a process and its bytes, in `size` bytes.
+// `size`: bytes of one answer. The first version of the function has only the first two fields of the struct.
 static nvmlReturn_t processes(nvmlDevice_t device, unsigned* count, void* found, size_t size) {
   unsigned room = *count;
   nvmlProcessInfo_t its = {0, 0, ~0u, ~0u};

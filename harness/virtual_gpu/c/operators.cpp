@@ -21,15 +21,15 @@ namespace {
 using c10::DispatchKey;
 using c10::IValue;
 
-// Which of nested operators is the one to describe: the outermost that has kernels of its own, and is not one that
-// only casts or hands on.
+// What decides whether an operator is described to the clock. Of operators that call one another it is the outermost
+// that has kernels of its own; one that autocast only casts for is not.
 struct Kind {
   std::string name, overload;
   bool is_operator = false, has_kernels = false, is_cast = false, is_embedding = false;
 };
-struct Known {
+struct Known {  // an operator with shapes that was described
   Operation* what = nullptr;
-  std::string inputs;  // while nobody has estimated it
+  std::string inputs;  // in JSON, for the estimate
 };
 
 std::mutex lock;
@@ -37,7 +37,7 @@ std::unordered_map<const char*, Kind> kinds;  // by the name in the schema, whic
 std::unordered_map<uint64_t, Known> known;
 void (*estimate)(Operation*, const char* inputs, const char* products);
 
-// What a thread has found before, so that it takes no lock. What is kept here is never moved.
+// What this thread has found before, so that it takes no lock. Elements of the two maps are never moved.
 constexpr size_t SEEN = 1 << 13;
 struct SeenKind {
   const char* name;
@@ -51,7 +51,7 @@ thread_local SeenKind seen_kinds[SEEN];
 thread_local SeenKnown seen_known[SEEN];
 
 struct Context : at::ObserverContext {
-  static void operator delete(void*) {}  // one for each thread
+  static void operator delete(void*) {}  // each thread has one, which is never freed
 };
 thread_local Context context;
 thread_local bool is_inside = false;
@@ -67,12 +67,12 @@ const Kind& kind_of(const at::RecordFunction& function) {
     if (kind.is_operator) seen = {name, &kind};
     return kind;
   }
-  kind = {name};  // else it is the place of a name that is gone, of no operator
+  kind = {name};  // of a new name, or of one whose memory another name had before, which was no operator
   if (auto named = function.operator_name()) {
     kind.overload = named->overload_name;
     kind.is_operator = true;
     auto handle = c10::Dispatcher::singleton().findSchema(*named);
-    bool is_collective = kind.name.find("c10d") != std::string::npos;  // NCCL tells of it
+    bool is_collective = kind.name.find("c10d") != std::string::npos;  // nccl.c puts it on the stream itself
     if (handle && !is_collective) {
       for (auto key : {DispatchKey::CUDA, DispatchKey::CompositeExplicitAutograd,
                        DispatchKey::CompositeExplicitAutogradNonFunctional})
@@ -88,7 +88,7 @@ const Kind& kind_of(const at::RecordFunction& function) {
 
 void mix(uint64_t& hash, uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull ^ hash >> 29; }
 
-// False for a tensor that stands for others: they are operators of their own.
+// False for a tensor that stands for others: the operators on those are described instead.
 bool mix_tensor(uint64_t& hash, const at::Tensor& tensor) {
   if (!tensor.defined()) return mix(hash, 1), true;
   if (tensor.key_set().has(DispatchKey::Python)) return false;
@@ -116,7 +116,7 @@ bool mix_value(uint64_t& hash, const IValue& value) {
   return true;
 }
 
-// In JSON, for who estimates: numbers as they were in the first call of their description.
+// These write JSON, from which the time is estimated: of numbers that no description has, those of the first call.
 void write(std::ostream& to, const IValue& value);
 void write(std::ostream& to, c10::IntArrayRef values) {
   to << '[';
@@ -156,7 +156,7 @@ void write(std::ostream& to, const IValue& value) {
   else to << "null";
 }
 
-// Tokens that the program has looked up in its largest table.
+// Tokens that the program has looked up in its largest embedding, which has this many rows.
 std::atomic<int64_t> rows, tokens;
 void count_tokens(c10::ArrayRef<const IValue> inputs) {
   const auto &table = inputs[0].toTensor(), &indices = inputs[1].toTensor();
@@ -172,7 +172,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
   auto tls = c10::impl::tls_local_dispatch_key_set();
   if (kind.is_cast && !tls.excluded_.has(DispatchKey::AutocastCUDA)) return nullptr;
   if (tls.included_.has(DispatchKey::Python) && !tls.excluded_.has(DispatchKey::Python)) return nullptr;
-  // a checkpointed block that runs again: within backward, and noting gradients
+  // whether a checkpointed block runs again: within backward, and recording operators for it
   bool again = c10::GradMode::is_enabled() && torch::autograd::get_current_node().get() != nullptr;
   uint64_t hash = (uint64_t)function.name() + again;
   if (kind.is_embedding) count_tokens(function.inputs());
@@ -205,7 +205,7 @@ void end(const at::RecordFunction& function, at::ObserverContext* ours) {
     Operation* what = known_now->what;
     if (what->took_ns < 0) {
       int64_t stopped = virtual_gpu_stop_clock();
-      at::RecordFunctionGuard unseen(false);  // by profilers: what is asked of PyTorch for it
+      at::RecordFunctionGuard unseen(false);  // profilers shall not see the operators that estimating runs
       estimate(what, known_now->inputs.c_str(), virtual_gpu_products());
       virtual_gpu_go_on(stopped);
     }

@@ -1,7 +1,7 @@
-// What the processes of one `emulate` have taken of its devices: a table in memory that they share and no disk has.
-// The first of them makes it, and the others find it by VIRTUAL_GPU_PROCESSES. Who uses a device has an entry, and keeps
-// the byte of that number locked in the table's file: the kernel undoes the lock when the process ends, however it
-// does. An entry that nobody locks is nobody's.
+// How much memory of each device the processes of one `emulate` have taken: a table in a file that lies in memory. The
+// first process makes it, and the others find it by VIRTUAL_GPU_PROCESSES. A process that uses a device has an entry,
+// and keeps the byte of that number locked in the file: the operating system undoes the lock when the process ends,
+// however it ends. An entry whose byte is not locked is free.
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -18,21 +18,23 @@
 #define VARIABLE "VIRTUAL_GPU_PROCESSES"
 #define MAX_PROCESSES 4096
 #define MAX_DEVICES 64
-#define HIGH 500             // the file's number, or the next: scripts count theirs from 3
-#define WHOLE MAX_PROCESSES  // the byte that is locked by who changes something
+#define HIGH 500             // the file's descriptor is at least this: a script may use small ones itself
+#define WHOLE MAX_PROCESSES  // the byte that a process locks while it changes something
 
 typedef struct {
   int process;
-  uint64_t contexts, used[MAX_DEVICES];  // a bit for each device where it has a context, and bytes besides
+  uint64_t contexts;           // a bit for each device where it has a context
+  uint64_t used[MAX_DEVICES];  // bytes of each device, without the context
 } Entry;
 static struct {
-  int end;  // of the entries that somebody had
+  int end;  // one after the last entry that a process ever had
   Entry entries[MAX_PROCESSES];
 } * table;
 static int file = -1;
 static Entry* ours;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+// Whether fcntl locks, unlocks or (F_GETLK) finds a lock on these bytes of the file.
 static int to_byte(int how, int type, long byte, long count) {
   struct flock asked = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = count};
   int error;
@@ -41,13 +43,14 @@ static int to_byte(int how, int type, long byte, long count) {
   return how == F_GETLK ? !error && asked.l_type != F_UNLCK : !error;
 }
 
+// The same file under a descriptor of at least HIGH.
 static int high(int descriptor, int how) {
   int moved = descriptor < 0 ? -1 : fcntl(descriptor, how, HIGH);
   if (moved < 0) return descriptor;
   close(descriptor);
   return moved;
 }
-static void make(void) {  // open for what this process becomes, too: who starts later looks for it here
+static void make(void) {  // execve leaves the file open: processes that start later open it through /proc
   char path[64];
   file = high(memfd_create("processes of the virtual GPU", 0), F_DUPFD);
   snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), file);
@@ -58,7 +61,7 @@ static void map(void) {
   table = mmap(NULL, sizeof *table, PROT_READ | PROT_WRITE, how, file, 0);
   if (table == MAP_FAILED) abort();
 }
-static void alone(void) {  // where the program has closed the file, for one
+static void alone(void) {  // this process gets a table of its own, as after the program closed the file
   file = -1;
   map();
 }
@@ -74,7 +77,7 @@ __attribute__((constructor)) static void find(void) {
   file = high(given ? open(given, O_RDWR | O_CLOEXEC) : -1, F_DUPFD_CLOEXEC);
   if (file >= 0 && (fstat(file, &found) || found.st_size != sizeof *table)) close(file), file = -1;
   if (file < 0) make();
-  to_byte(F_SETLK, F_UNLCK, 0, 0);  // what this process had before it became another program
+  to_byte(F_SETLK, F_UNLCK, 0, 0);  // locks from before this process became another program (execve)
   map();
   pthread_atfork(before_fork, after_fork, in_the_child);
 }
@@ -88,7 +91,7 @@ static void end(void) {
   pthread_mutex_unlock(&lock);
 }
 
-static uint64_t context(void) {
+static uint64_t context(void) {  // bytes of a context
   uint64_t total = virtual_gpu_total(), left = virtual_gpu_number("VIRTUAL_GPU_CAPACITY", total);
   return total > left ? total - left : 0;
 }
@@ -97,7 +100,7 @@ static uint64_t bytes_of(int number, int slot) {
   int is_used = entry->contexts >> slot & 1 && (entry == ours || to_byte(F_GETLK, F_WRLCK, number, 1));
   return is_used ? entry->used[slot] + context() : 0;
 }
-// What is left of a device for this process, which has a context there from now on.
+// Bytes of a device that are left for this process, which has a context there from now on.
 static uint64_t left(int slot) {
   for (int number = 0; !ours; number++) {
     if (number == MAX_PROCESSES) alone(), number = 0;
@@ -124,7 +127,7 @@ int virtual_gpu_take(int slot, uint64_t size) {
 }
 void virtual_gpu_give_back(int slot, uint64_t size) {
   begin();
-  if (ours && ours->used[slot] >= size) ours->used[slot] -= size;  // else a parent's, before the fork
+  if (ours && ours->used[slot] >= size) ours->used[slot] -= size;  // else the parent took it, before the fork
   end();
 }
 uint64_t virtual_gpu_most(int device) { return most[virtual_gpu_slot(device) & 63] + context(); }

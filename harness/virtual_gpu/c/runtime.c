@@ -1,5 +1,4 @@
-// The rest of the CUDA runtime: devices that answer what they are asked, copies that move nothing, kernels that
-// compute nothing.
+// The rest of the CUDA runtime: properties of devices, copies that move nothing, kernels that compute nothing.
 #define _GNU_SOURCE
 #include "streams.h"
 #include "activity.h"
@@ -165,14 +164,14 @@ const char* cudaGetErrorString(cudaError_t error) {
 #define MAX_ANY 4096
 static const void* any_kernels[MAX_ANY];
 static int number_of_any_kernels;
-static const void* spin_kernel;  // of torch.cuda._sleep, which takes as many cycles as it is told
+static const void* spin_kernel;  // of torch.cuda._sleep: its argument is the cycles that it takes
 static __thread const void* last_kernel;
 
 uint64_t virtual_gpu_handle(void) {
   static uint64_t last = 0x1000;
   return __sync_add_and_fetch(&last, 16);
 }
-// Names of kernels, by the function of the host that stands for each.
+// Names of kernels, by the host function that represents each.
 #define MAX_NAMES (1 << 18)
 static struct {
   const void* function;
@@ -248,7 +247,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
   return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
 }
 
-// ---- what would lie in several processes at once, or in the driver alone: refused
+// ---- refused: memory and events of several processes, and the driver's own memory pools
 
 static cudaError_t refuse(const char* sentence) {
   fprintf(stderr, "virtual GPU: %s.\n", sentence);
@@ -273,7 +272,7 @@ static struct {
   enum cudaMemoryType type;
 } host[MAX_HOST];
 static int host_end;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // of the three above
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // guards host and host_end
 
 static cudaError_t keep(void* start, size_t size, enum cudaMemoryType type) {
   pthread_mutex_lock(&lock);
@@ -285,7 +284,8 @@ static cudaError_t keep(void* start, size_t size, enum cudaMemoryType type) {
   pthread_mutex_unlock(&lock);
   return fits ? cudaSuccess : cudaErrorMemoryAllocation;
 }
-// Its type, Unregistered for what is not kept. To `forget` it, it is named by where it starts.
+// The type of the host memory that a pointer points to; Unregistered for memory that CUDA does not know. `forget`: it is
+// removed from the list if the pointer is its start.
 static enum cudaMemoryType kept(const void* pointer, int forget, size_t* size) {
   enum cudaMemoryType type = cudaMemoryTypeUnregistered;
   pthread_mutex_lock(&lock);
@@ -339,15 +339,15 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes* attributes, c
   return cudaSuccess;
 }
 int virtual_gpu_is_pinned(const void* pointer) { return kept(pointer, 0, NULL) != cudaMemoryTypeUnregistered; }
-// A number that a kernel inside an operator would count, told beforehand (values.py): the thread's next copies to
-// the host give it.
+// A number that an operator's kernel would count (startup/virtual_gpu_values.py): this thread's next copies to the host
+// read it.
 static __thread char answer[64];
 static __thread size_t answer_size;
 void virtual_gpu_answer(const void* bytes, size_t size) {
   answer_size = size < sizeof answer ? size : sizeof answer;
   memcpy(answer, bytes, answer_size);
 }
-// Zeros, but pages that nobody has written stay without memory.
+// Fills with zeros, and leaves pages that were never written without memory.
 static void clear(char* to, size_t size) {
   static const char zeros[4096];
   unsigned char there[256];
@@ -364,8 +364,8 @@ static void clear(char* to, size_t size) {
   }
   memset(to, 0, size);
 }
-// What no kernel computed reads as zeros; a single byte, a bool, as what the reduction of nothing gives: true,
-// but false after torch.any.
+// Device memory reads as zeros, since no kernel computed it. A single byte, a bool, reads as the result of a reduction
+// over nothing: true, but false after torch.any.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
   CALLED;
   virtual_gpu_copied(to, from, size, stream);

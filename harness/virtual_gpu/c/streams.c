@@ -1,8 +1,8 @@
-// Streams, events and graphs. Events have the times of clock.c, and who waits for one waits until then. What PyTorch
-// asks for its allocator is answered in another way, so that memory does not depend on the speed of the host: what is
-// put on a stream is done at once; or, with VIRTUAL_GPU_LATE=1, as late as can be, when the host has waited for it. A
-// graph that is captured keeps its kernels for the clock; which streams take part in a capture is kept, since
-// PyTorch's allocator asks: their memory comes from the graph's own pool.
+// Streams, events and graphs. Events have the times of clock.c, and a thread that waits for one waits until then. When
+// PyTorch's allocator asks whether an event is over, the answer is another one, so that memory does not depend on the
+// speed of the host: work on a stream is done at once; or, with VIRTUAL_GPU_LATE=1, as late as can be, when the host has
+// waited for it. A captured graph keeps its kernels for the clock. Which streams take part in a capture is kept too:
+// PyTorch's allocator asks, since their memory comes from the graph's own pool.
 #define _GNU_SOURCE
 #include "streams.h"
 #include "activity.h"
@@ -29,19 +29,19 @@ static int num_capturing;
 static Capture last_capture;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-// How much of each stream's work: counted by the events recorded on it. The default stream is the first, and has
-// those for which there is no place.
+// An amount of work on each stream, in events recorded there. Place 0 is the default stream's, and that of streams for
+// which there is no place left.
 #define MAX_STREAMS 64
 typedef unsigned long long Work[MAX_STREAMS];
 static cudaStream_t streams[MAX_STREAMS];
 static int num_streams = 1;
-static Work comes_after[MAX_STREAMS];  // what is done before what is put on a stream next
-static Work waited_for;                // by the host
+static Work comes_after[MAX_STREAMS];  // by stream: the work that is done before what is put on it next
+static Work waited_for;                // the work that the host has waited for
 static pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct {
-  int64_t at, given_until;  // when it is over; when the work is that was given before it
-  int64_t worked;           // when it is over, for a host that is never late
+  int64_t at, given_until;  // when it is over; when the work on its stream before it is done
+  int64_t worked;           // when it is over, counted from 0, for a host that is never late
   int is_of_network;
   Capture capture;
   int place;
@@ -50,7 +50,7 @@ typedef struct {
 
 static int is_late(void) {
   static int late = -1;
-  if (late < 0) late = getenv("VIRTUAL_GPU_LATE") && !strcmp(getenv("VIRTUAL_GPU_LATE"), "1");
+  if (late < 0) late = virtual_gpu_number("VIRTUAL_GPU_LATE", 0);
   return late;
 }
 static int place_of(cudaStream_t stream) {
@@ -87,10 +87,11 @@ int virtual_gpu_keeps(Operation* what, const Kernel* kernel, cudaStream_t stream
   pthread_mutex_unlock(&lock);
   return graph != NULL;
 }
-// With `from`, only if that capture goes on, since an event may be older, and the stream has none yet.
-static cudaError_t join(cudaStream_t stream, Capture capture, int from) {
+// Adds the stream to a capture. `by_event`: because of an event of that capture, which may have ended before; a stream
+// that is in a capture already stays there then.
+static cudaError_t join(cudaStream_t stream, Capture capture, int by_event) {
   pthread_mutex_lock(&lock);
-  int joins = !from, captures = 0, fits = num_capturing < MAX_CAPTURING;
+  int joins = !by_event, captures = 0, fits = num_capturing < MAX_CAPTURING;
   for (int i = 0; i < num_capturing; i++) joins |= capturing[i].capture == capture;
   for (int i = 0; i < num_capturing; i++) captures |= capturing[i].stream == stream;
   joins &= !captures;
@@ -103,7 +104,7 @@ static cudaError_t join(cudaStream_t stream, Capture capture, int from) {
     capturing[num_capturing++].capture = capture;
   }
   pthread_mutex_unlock(&lock);
-  if (captures && !from) return cudaErrorIllegalState;
+  if (captures && !by_event) return cudaErrorIllegalState;
   return joins && !fits ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 
@@ -184,8 +185,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   pthread_mutex_unlock(&work_lock);
   return cudaSuccess;
 }
-// Whether the program itself asks, by torch.cuda.Event: PyTorch's allocators and its watchdog of NCCL call from other
-// libraries than that of its Python functions.
+// Whether the program itself asks, by torch.cuda.Event: its Python functions are in libtorch_python, and PyTorch's
+// allocators and its watchdog of NCCL in other libraries.
 static int is_the_program(const void* caller) {
   Dl_info its;
   return dladdr(caller, &its) && strstr(its.dli_fname, "libtorch_python");
@@ -210,7 +211,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   free(event);
   return cudaSuccess;
 }
-// A stream that waits for one that is capturing takes part in its capture.
+// A stream that waits for an event of a stream that is being captured takes part in the capture.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   if (!event) return cudaSuccess;
   pthread_mutex_lock(&work_lock);
@@ -277,7 +278,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t captured, cudaStream_t stream) {
   if (graph) virtual_gpu_replay(graph->kernels, graph->count, stream);
   return cudaSuccess;
 }
-// A program that was instantiated lives on when its graph is destroyed; here they are one.
+// In CUDA an executable graph outlives the graph that it was instantiated from. Here both are one object, which is freed
+// with the executable.
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t captured) {
   Graph* graph = (Graph*)captured;
   if (graph) free(graph->kernels), graph->kernels = NULL, graph->count = graph->room = 0;

@@ -1,7 +1,7 @@
-"""Python imports this as it starts (the folder is on PYTHONPATH): torch gets values as soon as it is
-imported.
+"""Python imports this file as it starts, because the folder is on PYTHONPATH. It waits until torch is
+imported and then prepares it for a virtual GPU (virtual_gpu_start.py).
 
-It needs nothing of harness, and hands on to the sitecustomize that it hides.
+It imports nothing of harness, and runs the environment's own sitecustomize, which it hides.
 """
 
 import atexit
@@ -14,43 +14,47 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _After:
-    """Finds a module as others would, and calls a function of virtual_gpu_start once it is imported: not
-    when somebody only asks whether it is there."""
+    """A finder on sys.meta_path that calls a function of a file in this folder as soon as `module` was
+    executed.
 
-    def __init__(self, module, function):
-        self.module, self.function = module, function
+    The function gets the module. It is not called for a program that only looks for the module's spec.
+    """
+
+    def __init__(self, module, file, function):
+        self.module, self.file, self.function = module, file, function
 
     def find_spec(self, name, path=None, target=None):
         if name != self.module:
             return None
-        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in behind)), None)
+        next_finders = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in next_finders)), None)
         if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
+            execute = spec.loader.exec_module
 
             def exec_module(module):
-                load(module)
+                execute(module)
                 sys.meta_path.remove(self)
                 sys.path.insert(0, _HERE)
                 try:
-                    import virtual_gpu_start
+                    file = __import__(self.file)
                 finally:
                     sys.path.remove(_HERE)
-                getattr(virtual_gpu_start, self.function)(module)
+                getattr(file, self.function)(module)
 
             spec.loader.exec_module = exec_module
         return spec
 
 
 def _note_use():
-    """A place in this process's memory, for it and all that it starts to say that they use the GPU."""
-    place = os.memfd_create("virtual GPU")
-    os.environ["VIRTUAL_GPU_USED"] = f"/proc/{os.getpid()}/fd/{place}"
-    atexit.register(_say_if_unused, os.getpid(), place)
+    """Make a file in memory that this process, and every process that it starts, writes to when it begins to
+    use the GPU. It is empty at the end of a program that never did."""
+    file = os.memfd_create("virtual GPU")
+    os.environ["VIRTUAL_GPU_USED"] = f"/proc/{os.getpid()}/fd/{file}"
+    atexit.register(_say_if_unused, os.getpid(), file)
 
 
-def _say_if_unused(process, place):
-    if os.getpid() == process and not os.fstat(place).st_size and not hasattr(sys, "last_value"):
+def _say_if_unused(process, file):
+    if os.getpid() == process and not os.fstat(file).st_size and not hasattr(sys, "last_value"):
         print(
             "virtual GPU: this program never used it: no process of it began to use CUDA. If it can choose "
             "its device, choose cuda.",
@@ -58,13 +62,13 @@ def _say_if_unused(process, place):
         )
 
 
-_OF_ANOTHER_CUDA = re.compile(r"(lib(?:cu|nv|nccl)\w*\.so\.\d+)[\d.]*: cannot open shared object file")
+_MISSING_LIBRARY = re.compile(r"(lib(?:cu|nv|nccl)\w*\.so\.\d+)[\d.]*: cannot open shared object file")
 _UNKNOWN = re.compile(r"undefined symbol: ((?:__)?(?:cuda[A-Z]|cu[A-Z]|cublas|nccl|nvml)\w*)")
 
 
 def _sentence(error):
-    """What a library that could not be loaded has to do with a virtual GPU; None for nothing."""
-    if found := _OF_ANOTHER_CUDA.search(str(error)):
+    """What the virtual GPU has to do with a library that could not be loaded; None where it has nothing."""
+    if found := _MISSING_LIBRARY.search(str(error)):
         torch = sys.modules.get("torch")
         ours = f" (CUDA {torch.version.cuda})" if torch else ""
         return (
@@ -80,19 +84,21 @@ def _sentence(error):
 
 
 def _say_where(trace):
-    """Of a Ctrl-C the program's own line, in place of all that Python and libraries were doing below it."""
+    """Print which line of the program a Ctrl-C interrupted, without the frames of Python and of libraries."""
     others = os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(_HERE)), "<frozen"
     where = ""
-    while trace is not None:  # not by the module traceback: who imports now loses the signal as exit status
+    while trace is not None:  # an import of `traceback` here would lose the signal as the exit status
         name = trace.tb_frame.f_code.co_filename
-        is_made = name == "<string>" and where  # by exec, as dataclasses do
-        if not (is_made or name.startswith(others) or "site-packages" in name):
+        is_generated = name == "<string>" and where  # by exec, as dataclasses do
+        if not (is_generated or name.startswith(others) or "site-packages" in name):
             where = f" at {name}:{trace.tb_lineno}"
         trace = trace.tb_next
     print(f"virtual GPU: interrupted{where}.", file=sys.stderr)
 
 
 def _explained(hook):
+    """`hook`, an excepthook, with a sentence about the virtual GPU behind what it prints."""
+
     def excepthook(kind, error, traceback):
         if issubclass(kind, KeyboardInterrupt):  # Python then ends by the signal: 130 in a shell
             return _say_where(traceback)
@@ -109,6 +115,7 @@ def _explained(hook):
 
 
 def _hand_on():
+    """Import the sitecustomize that this one hides, if there is one."""
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != _HERE]
     hidden = sys.modules.pop("sitecustomize", None)
     try:
@@ -121,13 +128,17 @@ if os.environ.get("VIRTUAL_GPU"):
     if os.environ.pop("VIRTUAL_GPU_MAIN", None) == str(os.getpid()):
         _note_use()
     sys.excepthook = _explained(sys.excepthook)
-    sys.meta_path.insert(0, _After("torch", "begin"))
+    finders = [
+        _After("torch", "virtual_gpu_start", "begin"),
+        _After("torch.distributed.distributed_c10d", "virtual_gpu_start", "begin_distributed"),
+        _After("transformers.modeling_utils", "virtual_gpu_weights", "begin_to_load"),
+        _After("transformers.utils.hub", "virtual_gpu_weights", "begin_to_fetch"),
+    ]
     if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
-        sys.meta_path.insert(0, _After("torch._dynamo.output_graph", "begin_to_compile"))
-    sys.meta_path.insert(0, _After("torch.distributed.distributed_c10d", "begin_distributed"))
+        finders.append(_After("torch._dynamo.output_graph", "virtual_gpu_values", "compile_without"))
     if os.environ.get("VIRTUAL_GPU_ALONE") == "1":
-        sys.meta_path.insert(0, _After("torch.distributed.checkpoint.default_planner", "begin_to_save"))
-        sys.meta_path.insert(0, _After("torch.distributed.pipelining.stage", "begin_a_pipeline"))
-    sys.meta_path.insert(0, _After("transformers.modeling_utils", "begin_to_load"))
-    sys.meta_path.insert(0, _After("transformers.utils.hub", "begin_to_fetch"))
+        planner, stage = "torch.distributed.checkpoint.default_planner", "torch.distributed.pipelining.stage"
+        finders.append(_After(planner, "virtual_gpu_alone", "save_own_part"))
+        finders.append(_After(stage, "virtual_gpu_alone", "answer_a_stage"))
+    sys.meta_path[:0] = finders
 _hand_on()

@@ -1,6 +1,7 @@
-"""One rank that runs alone: the rendezvous, gloo and the exchange of objects, answered for all the others.
+"""For one rank that runs alone: answers in the place of all other ranks, in torch.distributed's rendezvous,
+in gloo and where Python objects are exchanged.
 
-They have what this one has. What only another rank could say, nobody knows: it stays what it is here.
+Every other rank has what this one has. What only another rank could say is unknown, and stays as it is.
 """
 
 import copy
@@ -13,10 +14,11 @@ from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
 _kept = []
+"""Stores: torch.distributed's C++ alone would not keep the Python part of one alive."""
 
 
 def install():
-    """Answer for the others. To be called once, after torch.distributed is imported."""
+    """Answer for the other ranks. To be called once, after torch.distributed is imported."""
     handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
     for scheme in ("env", "tcp", "file"):
         handlers[scheme] = _answer_for_all
@@ -28,26 +30,26 @@ def install():
 
 
 def save_own_part(default_planner):
-    """PyTorch's checkpoints without the others, as with `no_dist`: what this rank has is written, and
-    nobody asks for the rest of the tensors."""
+    """Have PyTorch's checkpoints written as with `no_dist`: this rank's parts of the tensors are saved, and
+    the plan is not checked for the other ranks' parts."""
     wrapper = import_module("torch.distributed.checkpoint.utils")._DistWrapper
-    made = wrapper.__init__
+    original = wrapper.__init__
 
     def without_others(self, group, use_dist, coordinator_rank):
-        made(self, group, False, coordinator_rank)
+        original(self, group, False, coordinator_rank)
 
     wrapper.__init__ = without_others
     default_planner._validate_global_plan = lambda global_plan, metadata: []
 
 
 def answer_a_stage(module):
-    """What the neighbours of a pipeline's stage would tell it: gradients have the shapes of its outputs, and
-    its inputs those that the program says."""
+    """Answer for the neighbours of a stage of a pipeline, which would send it the shapes of its tensors: its
+    gradients have the shapes of its outputs, and its inputs those that the program gives."""
     stage = module.PipelineStage
-    if not hasattr(stage, "_recv_meta"):  # of an older PyTorch
+    if not hasattr(stage, "_recv_meta"):  # an older PyTorch
         return
 
-    def told(self, of_stage):
+    def receive_shapes(self, of_stage):
         if of_stage > self.stage_index:
             return module._StageBackwardMeta(module._derive_grad_metas(self._stage_meta.outputs))
         if self._user_meta.inputs is None:
@@ -60,13 +62,13 @@ def answer_a_stage(module):
         return module._StageForwardMeta(self._user_meta.inputs)
 
     def vote(self, has_backward=False, received_acc=None, received_result=None):
-        """As all others do, whether shapes need not be told."""
+        """The result of the stages' vote whether all shapes are static, as if all vote as this one does."""
         if received_result is None:
             static = not module.InferenceMode.needs_dynamic(self._user_meta, has_backward)
             received_result = torch.tensor([int(static)], dtype=torch.int32, device=self.device)
         return received_result
 
-    stage._recv_meta, stage._send_meta = told, lambda self, meta, to_stage: None
+    stage._recv_meta, stage._send_meta = receive_shapes, lambda self, meta, to_stage: None
     stage._warmup_forward_vote = stage._warmup_backward_result = vote
 
 
@@ -76,9 +78,10 @@ class _IsFake(type):
 
 
 class _Gloo(metaclass=_IsFake):
-    """In the place of gloo, which would connect to the others: PyTorch's own group that moves nothing."""
+    """In the place of gloo, which would connect to the other ranks: PyTorch's own process group for tests,
+    which moves nothing."""
 
-    def __new__(cls, store, rank, size, **_):  # timeout; since 2.15 enable_reconfigure
+    def __new__(cls, store, rank, size, **_):  # the rest: timeout; since 2.15 enable_reconfigure
         return FakeProcessGroup._create_internal(rank, size)
 
 
@@ -93,7 +96,7 @@ def gather_object(obj, object_gather_list=None, *_, **__):
 
 
 def broadcast_object_list(object_list, *_, **__):
-    """What another rank would say, their size to begin with, nobody knows."""
+    """Leaves the list as it is: another rank's objects are not known, nor how large they would be."""
 
 
 def scatter_object_list(
@@ -104,18 +107,20 @@ def scatter_object_list(
 
 
 def _as_sent(thing):
+    """A copy: a rank that receives an object has one of its own."""
     return copy.deepcopy(thing)
 
 
 def _answer_for_all(url, timeout=None, **_):
+    """A rendezvous handler: yields the store, the rank and the world size, as soon as it is asked."""
     store = _Store()
-    _kept.append(store)  # C++ alone would not keep what Python says of it
+    _kept.append(store)
     yield store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     raise RuntimeError("a rank that runs alone cannot form the group anew")
 
 
 class _Store(dist.Store):
-    """What the others would write is there as soon as it is asked for."""
+    """The key-value store that ranks share. A key that only another rank would write has zeros at once."""
 
     def __init__(self):
         super().__init__()

@@ -1,9 +1,8 @@
-"""What the kernels of a virtual GPU take, for its clock (c/clock.c): harness estimates it from what each
-operator is given, once for each description.
+"""Estimates how long a virtual GPU's kernels take, for its clock (c/clock.c), from harness' roofline.
 
-The clock asks here: for an operator of PyTorch with its shapes (c/operators.cpp), and for what is put on a
-stream by itself: products, collectives, kernels of others. It needs harness; where this interpreter cannot
-import it, the device has no clock, and this is said.
+The clock asks once for each description: of an operator of PyTorch with its shapes (c/operators.cpp), or of
+work that no operator launched (a product, a collective, another library's kernel). This needs harness; where
+this interpreter cannot import it, the device has no clock, and a sentence says so.
 """
 
 import ctypes
@@ -33,18 +32,20 @@ _C.virtual_gpu_start_clock.argtypes = [_ESTIMATOR, ctypes.c_int64, ctypes.c_int6
 _C.virtual_gpu_start_clock.restype = None
 _C.virtual_gpu_is_timed.restype = None
 LAUNCH_NS = 4000
-"""From the host's call to the beginning of the kernel on a device that has nothing else to do."""
+"""Nanoseconds from the host's call to the beginning of the kernel, on a device without other work."""
 _kept = []
+"""Functions that C calls: they have to live as long as the process."""
 _said = set()
+"""Names of the operators for which it was said that no time can be estimated."""
 
 
 def install():
-    """Start the clock once somebody wants to know a time: by an event that has one, a profiler, or a step of
-    an optimizer. To be called once, when the process begins to use a device."""
+    """Have the clock start once a time is asked for: by an event with timing, a profiler, or the first step
+    of an optimizer. To be called once, when the process begins to use a device."""
     starter = _STARTER(_start)
     _kept.append(starter)
     _C.virtual_gpu_start_when_timed(starter)
-    # it stays: PyTorch goes through the hooks of all optimizers while this one runs, and none may leave then
+    # it is never removed: PyTorch iterates over the hooks while this one runs
     register_optimizer_step_pre_hook(lambda *_: _C.virtual_gpu_is_timed())
 
 
@@ -60,8 +61,8 @@ def _start():
             file=sys.stderr,
         )
         return
-    direct = _ESTIMATOR(_guarded(lambda what: _estimate(estimates, what)))
-    of_operator = _OPERATOR_ESTIMATOR(_guarded(lambda *asked: _estimate_operator(estimates, *asked)))
+    direct = _ESTIMATOR(_guarded(lambda what: estimates.alone(what.contents.description.decode())))
+    of_operator = _OPERATOR_ESTIMATOR(_guarded(lambda *request: _estimate_operator(estimates, *request)))
     _kept.extend((direct, of_operator))
     bare_ns = round(estimates.bare_s * 1e9)
     _C.virtual_gpu_start_clock(direct, LAUNCH_NS, bare_ns, estimates.link_bytes_per_s)
@@ -70,7 +71,7 @@ def _start():
 
 
 def _estimates():
-    """harness' estimates for this device; None where they cannot be had."""
+    """harness' estimates for this device; None, after a sentence, where this interpreter has no harness."""
     sys.path.append(os.environ["VIRTUAL_GPU_HARNESS"])
     try:
         from harness.hardware import GPUS_PER_NODE, find_hardware
@@ -89,33 +90,26 @@ def _estimates():
 
 
 def _guarded(function):
-    """What goes wrong in an estimate never reaches the program: the kernels count as unknown."""
+    """`function` as C calls it: its estimate goes to the clock. An error in it never reaches the program; the
+    kernels count as unknown then."""
+    from torch.utils._python_dispatch import _disable_current_modes
 
-    def call(what, *asked):
+    def call(what, *details):
         try:
-            found = _undisturbed(function, what, *asked)
+            with _disable_current_modes(), torch._C.DisableTorchFunction():  # the program's own
+                estimate = function(what, *details)
         except Exception as error:
             _say_once(what.contents.name.decode(), error)
             return
-        took_ns, its_class = round(found.seconds * 1e9), found.kernel_class.encode()
-        _C.virtual_gpu_estimated(what, took_ns, its_class, found.flops, found.is_unknown)
+        took_ns, its_class = round(estimate.seconds * 1e9), estimate.kernel_class.encode()
+        _C.virtual_gpu_estimated(what, took_ns, its_class, estimate.flops, estimate.is_unknown)
 
     return call
 
 
-def _undisturbed(function, *asked):
-    """Without the modes of the program, and without the values of this device."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        return function(*asked)
-
-
-def _estimate(estimates, what):
-    return estimates.alone(what.contents.description.decode())
-
-
 def _estimate_operator(estimates, what, inputs, products):
+    """`what`: a pointer to the Operation; `inputs`: its arguments, in JSON; `products`: the matrix products
+    that its kernels asked of cuBLAS, "bf16 m n k batch;" each."""
     name = what.contents.description.partition(b" ")[0].decode()
     return estimates.operator(name, inputs.decode(), products.decode())
 

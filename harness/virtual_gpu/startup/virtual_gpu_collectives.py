@@ -1,9 +1,8 @@
-"""Communication whose values are looked at: integers, as token counts and pickled objects are, and floats as
-small as losses and norms.
+"""Collectives with values: integers, as token counts and pickled objects, and small floats, as losses.
 
-The virtual NCCL moves nothing. Such tensors are exchanged here, through the store that the processes have in
-common; or, where one rank runs alone, as if every other had what this one has. What is larger, and what a
-rank does not know itself, nobody knows afterwards.
+The virtual NCCL moves nothing. Small tensors are exchanged here instead, through the key-value store that the
+ranks share; or, where one rank runs alone, as if every other rank had what this one has. The result of a
+larger tensor is unknown, and so is that of values which a rank does not know itself.
 """
 
 import math
@@ -29,14 +28,16 @@ from virtual_gpu_keys import BELOW, KEYS, has_a_mode, past, switched
 from virtual_gpu_operators import tensors_in
 
 MOST_BYTES = {True: 1 << 12, False: 1 << 24}
-"""Of one tensor of floats (True) or integers; what is larger moves nothing."""
+"""The largest tensor that is exchanged, of floats (True) and of integers."""
 PART_BYTES = 4 << 20
-"""Of what is put into the store at once: it refuses more than 8 MiB."""
+"""The most that is put under one key of the store, which refuses more than 8 MiB."""
 ALONE = os.environ.get("VIRTUAL_GPU_ALONE") == "1"
 
 _numbers = {}
+"""How many exchanges there were, by process group, and how many messages, by sender, receiver and tag."""
 _kept = []
 _reduction = dist.ReduceOp.SUM
+"""How the collective that runs now reduces: noted where Python can see it (`_noting_reduction`)."""
 
 
 def install():
@@ -54,28 +55,30 @@ def install():
 
 
 def _kernel(operator, exchange):
+    """A kernel for `operator`: it runs the original, which takes memory and time, and exchanges values."""
     place = next(n for n, a in enumerate(operator._schema.arguments) if a.name == "process_group")
     redispatch, below = operator._handle.redispatch_boxed, BELOW[False]
     most = _most_bytes(exchange)
 
     def kernel(keys, *arguments):
         global _reduction
-        made = past(redispatch, keys & below, *arguments)  # which copies what nobody knows to its outputs
+        result = past(redispatch, keys & below, *arguments)  # its copies make the outputs unknown
         tensors = tensors_in(arguments)
         if tensors and not has_a_mode(keys):
             group = dist.ProcessGroup.unbox(arguments[place])
-            does = exchange if all(_is_exchanged(tensor, most) for tensor in tensors) else _forget_written
-            if does is exchange or not _leaves_as_it_is(exchange, group, arguments):
+            action = exchange if all(_is_exchanged(tensor, most) for tensor in tensors) else _forget_written
+            if action is exchange or not _leaves_as_it_is(exchange, group, arguments):
                 with torch.no_grad():
-                    switched(does, False)(group, *arguments)
+                    switched(action, False)(group, *arguments)
         _reduction = dist.ReduceOp.SUM
-        return made
+        return result
 
     return kernel
 
 
 def _noting_reduction(options):
-    """The options of a collective, which the dispatcher passes on so that Python cannot read them."""
+    """A class of options of a collective that notes its reduction: the dispatcher passes the options on in a
+    form that Python cannot read."""
 
     class Options(options):
         def __setattr__(self, name, value):
@@ -88,7 +91,7 @@ def _noting_reduction(options):
 
 
 def _noting_name(operator):
-    """Functional collectives name their reduction, and make the options in C++."""
+    """A kernel for a functional collective, which has its reduction as text and makes its options in C++."""
     redispatch, below = operator._handle.redispatch_boxed, BELOW[False]
 
     def kernel(keys, tensor, reduction, *arguments):
@@ -101,17 +104,19 @@ def _noting_name(operator):
 
 
 def _is_exchanged(tensor, most_bytes):
-    """The same on every rank: nothing else may have a say."""
+    """Whether a tensor's values are exchanged. All ranks have to agree, so this depends on nothing but its
+    type and size."""
     if ALONE and tensor.is_cpu:
-        return True  # gloo's
+        return True  # a tensor of gloo
     size = tensor.numel() * tensor.element_size()
     return is_plain(tensor) and size <= most_bytes[is_of_floats(tensor)]
 
 
 def _most_bytes(exchange):
-    if exchange in (_all_to_all, _all_to_all_base):  # sizes differ by rank
+    """The largest tensor that `exchange` exchanges, of floats (True) and of integers."""
+    if exchange in (_all_to_all, _all_to_all_base):  # sizes differ by rank, so a limit would divide the ranks
         return {True: 0, False: math.inf}
-    if exchange in (_send, _receive):  # who looks at a message waits for it: no float is worth that
+    if exchange in (_send, _receive):  # whoever reads a message waits for it: floats are not worth that
         return {**MOST_BYTES, True: 0}
     return MOST_BYTES
 
@@ -126,22 +131,21 @@ def _leaves_as_it_is(exchange, group, arguments):
 
 
 def _from_all(group, ours):
-    """What every rank of the group gives, each `ours`, in order of the ranks."""
+    """What every rank of the group gives, in order of the ranks; this one gives `ours`."""
     size, rank = group.size(), group.rank()
     if ALONE or size == 1:
         return [ours] * size
     number = _numbers[group.group_name] = _numbers.get(group.group_name, 0) + 1
     key = f"virtual_gpu/{group.group_name}"
     _put(f"{key}/{number}/{rank}", ours)
-    found = [ours if other == rank else _taken(f"{key}/{number}/{other}") for other in range(size)]
-    if number > 1:  # everyone has read it: who is here has been there
+    values = [ours if other == rank else _taken(f"{key}/{number}/{other}") for other in range(size)]
+    if number > 1:  # all ranks that have come to this exchange have read the one before
         _delete(f"{key}/{number - 1}/{rank}")
-    return found
+    return values
 
 
 def _put(key, value):
-    """Into the store, in parts of what it takes at once; the first byte of each says whether another one
-    follows."""
+    """Put `value` into the store, in parts. The first byte of each part says whether another one follows."""
     data, store = pickle.dumps(value), c10d._get_default_store()
     starts = range(0, len(data), PART_BYTES)
     for start in reversed(starts):
@@ -150,10 +154,11 @@ def _put(key, value):
 
 
 def _taken(key):
+    """What another rank puts into the store under `key`; waits for it."""
     store, parts = c10d._get_default_store(), []
     while not parts or parts[-1][0]:
         parts.append(store.get(f"{key}+{len(parts) * PART_BYTES}"))
-    return pickle.loads(b"".join(part[1:] for part in parts))  # noqa: S301  # of the same program
+    return pickle.loads(b"".join(part[1:] for part in parts))  # noqa: S301  # written by the same program
 
 
 def _delete(key):
@@ -163,12 +168,14 @@ def _delete(key):
 
 
 def _forget_written(group, written, *_):
+    """In the place of an exchange: the values of the tensors that it would write are unknown."""
     for tensor in tensors_in((written,)):
         _write(tensor, None)
 
 
 def _values(tensor):
-    """A copy of its own, as no more than the values is pickled; None for what this rank does not know."""
+    """A copy of the tensor's values, without the rest of its storage, to be pickled; None where this rank
+    does not know them."""
     if not (tensor.is_cpu or is_held(tensor) or is_assumed(tensor)):
         return None
     host = tensor if tensor.is_cpu else values_of(tensor)
@@ -180,6 +187,7 @@ def _tensors_from_all(group, tensors):
 
 
 def _write(tensor, value):
+    """Give `tensor` these values; None: they are unknown."""
     view = None
     if value is not None:
         view = tensor if tensor.is_cpu else hold(tensor) if can_hold(tensor) else None
@@ -190,6 +198,7 @@ def _write(tensor, value):
 
 
 def _reduced(values):
+    """All ranks' values of a tensor in one, by the collective's reduction; None where one is unknown."""
     if any(value is None for value in values):
         return None
     stacked = torch.stack(values)
@@ -294,7 +303,7 @@ def _send(group, tensors, process_group, to, tag, *_):
 
 
 def _receive(group, tensors, process_group, source, tag, *_):
-    """What is received is asked for where it is first looked at: it may be sent later."""
+    """Have the message fetched when the program first looks at its values: it may be sent later."""
     if ALONE:
         _forget_written(group, tensors)
         return
@@ -306,7 +315,7 @@ def _receive(group, tensors, process_group, source, tag, *_):
 
 
 def _arrive(view, key):
-    """Whether the sender knew what it sent."""
+    """Wait for a message and write it to `view`. Whether the sender knew the values."""
     value = _taken(key)
     _delete(key)
     if value is not None:
@@ -316,12 +325,13 @@ def _arrive(view, key):
 
 
 def _letter(group, source, to, tag):
-    """The key of the next message on this way."""
+    """The key of the next message from rank `source` to rank `to` with this tag."""
     way = f"virtual_gpu/{group.group_name}/{source}-{to}/{tag}"
     number = _numbers[way] = _numbers.get(way, 0) + 1
     return f"{way}/{number}"
 
 
+# What each collective of torch.distributed does with values: functions of (group, *the operator's arguments).
 _EXCHANGES = {
     "allreduce_": _all_reduce,
     "allreduce_coalesced_": _all_reduce,

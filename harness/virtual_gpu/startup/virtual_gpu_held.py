@@ -1,9 +1,8 @@
-"""Values in device memory that is never computed on: which storages have them, and where they lie on the
-host.
+"""Which tensors of the virtual device have known values, and where these lie in host memory.
 
-A storage of the virtual device is *held* once a value was written to it that is known: data of the host, or
-what follows from such data. Its values lie in host memory beside the device's addresses (c/memory.c). What is
-not held reads as zeros. The host memory is bounded: what is too large is not held.
+A storage of the virtual device is *held* once a known value was written to it: data of the host, or what
+follows from such data. Its values lie in host memory, at a fixed distance from its addresses (c/memory.c). A
+storage that is not held reads as zeros. The host memory is bounded: a storage that is too large is not held.
 """
 
 import ctypes
@@ -11,10 +10,12 @@ import ctypes
 import torch
 
 MOST_BYTES = {True: 1 << 20, False: 1 << 26}
-"""Of one storage, floats (True) and integers; 64 MiB is a mask of 8192 x 8192."""
+"""The largest storage that is held, of floats (True) and of integers; 64 MiB is a mask of 8192 x 8192."""
 BUDGET_BYTES = {True: 64 << 20, False: 128 << 20}
-"""Of all storages together: floats, as the weights of adapters, never leave integers without room."""
+"""Of all held storages together. Floats have their own, so that they never leave integers without room, as
+the weights of adapters could."""
 SWEEP_EVERY = 2000
+"""After so many notes about storages, those of storages that are gone are removed."""
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _PAGE = 4096
 _MADV_DONTNEED = 4
@@ -25,25 +26,26 @@ _C.virtual_gpu_values.argtypes = [ctypes.c_void_p]
 _C.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _held = {}
-"""By the address of the storage's StorageImpl, which lives on while it is referred to weakly: (pointer,
-bytes, whether of floats)."""
+"""The held storages, by the address of the StorageImpl, which lives on while it is referred to weakly:
+(device pointer, bytes, whether it has floats)."""
 _awaited = {}
-"""By the same address: what other ranks send, as functions that wait for it and write it."""
+"""By the same address: functions that wait for what another rank sends, and write it there."""
 _assumed = {}
-"""By the same address, the pointers of integers that are too large to hold and follow from what kernels
-computed, which is taken for zeros."""
+"""By the same address: device pointers of integers that are too large to hold and that follow from floats
+which only kernels would have computed, and which are taken for zeros."""
 _unknown = {}
-"""By the same address, the pointers of integers and booleans that an operator wrote and nobody knows: a part
-of them that is written later makes nothing known of the rest."""
+"""By the same address: device pointers of integers and booleans that an operator wrote and that are not
+known. A known value that is written to a part of them later does not make the rest known."""
 _presumed = {}
-"""By the same address, the pointers of what says that all of such values are true: masks mostly are."""
+"""By the same address: device pointers of results of `all` over unknown values, which read as true."""
 _bytes = {True: 0, False: 0}
+"""Bytes of the held storages, of floats (True) and of integers."""
 _marks = 0
+"""How many notes about storages were made."""
 
 
 def is_plain(tensor):
-    """Whether a tensor is on the device itself, and neither sparse, nor one of those that stand for
-    others."""
+    """Whether a tensor is on the device, dense, and no subclass or wrapper that stands for other tensors."""
     return (
         tensor.is_cuda
         and tensor.layout == torch.strided
@@ -54,21 +56,23 @@ def is_plain(tensor):
 
 def is_held(tensor):
     """Whether the values of a plain tensor are known."""
-    # not tensor.untyped_storage(): a storage that Python has seen is referred to once more, and autograd asks
+    # not tensor.untyped_storage()._cdata: a storage that Python has seen has one more reference, and autograd
+    # adds gradients out of place then
     address = torch._C._storage_address(tensor)
     for arrive in _awaited.pop(address, ()):
         if not arrive():
             forget(tensor)
-    found = _held.get(address)
-    return found is not None and found[0] == tensor.untyped_storage().data_ptr()
+    entry = _held.get(address)
+    return entry is not None and entry[0] == tensor.untyped_storage().data_ptr()
 
 
 def assume(tensor):
-    """Its integers are not held, and would follow from zeros."""
+    """Note that the tensor's integers are not held, and would follow from floats that are taken for zeros."""
     _note(_assumed, tensor)
 
 
 def _note(notes, tensor):
+    """Enter the tensor's storage into `notes`: _assumed, _unknown or _presumed."""
     _mark()
     storage = tensor.untyped_storage()
     if notes.pop(storage._cdata, None) is None:
@@ -77,8 +81,8 @@ def _note(notes, tensor):
 
 
 def _is_noted(notes, tensor):
-    found = notes.get(torch._C._storage_address(tensor)) if notes else None
-    return found is not None and found == tensor.untyped_storage().data_ptr()
+    pointer = notes.get(torch._C._storage_address(tensor)) if notes else None
+    return pointer is not None and pointer == tensor.untyped_storage().data_ptr()
 
 
 def is_assumed(tensor):
@@ -86,24 +90,28 @@ def is_assumed(tensor):
 
 
 def presume(tensor):
-    """Whoever reads it is told that nobody knows it, and finds that it is true."""
+    """Note that the tensor reads as true though nobody knows its value."""
     _note(_presumed, tensor)
 
 
 def presumed(tensor):
-    """What is read of values that nobody knows: not what another tensor left there."""
+    """What a value that nobody knows reads as: 1 for a tensor that `presume` noted, else 0."""
     return int(_is_noted(_presumed, tensor))
 
 
 def await_values(tensor, arrive):
-    """`arrive` writes the values of a tensor that is held, once they are looked at, and says whether they are
-    known."""
+    """Have `arrive` called when the values of `tensor`, which is held, are first looked at. It writes them,
+    and returns whether they are known."""
     _awaited.setdefault(torch._C._storage_address(tensor), []).append(arrive)
 
 
 def can_hold(tensor):
-    """Whether values may be written to it: it has memory, is not too large, there is room, and it is not a
-    part of what nobody knows. Of floats that are not held any part is: kernels write most of them, unseen."""
+    """Whether known values may be written to the tensor, so that it is held afterwards.
+
+    Its storage must have memory and be small enough for what is left of the budget. The tensor must not be a
+    part of a storage whose other values are unknown; of floats that are not held all are, since kernels write
+    most of them unseen.
+    """
     floats = is_of_floats(tensor)
     most = MOST_BYTES[floats]
     if tensor.numel() * tensor.element_size() > most:
@@ -125,9 +133,10 @@ def is_of_floats(tensor):
 
 
 def hold(tensor):
-    """Its values as a tensor of the host, to read and to write; what was not held becomes so, as zeros.
+    """The tensor's values as a tensor of the host with the same strides, to read and to write. A storage that
+    was not held is from now on, filled with zeros.
 
-    None where there is no room for values: another order of addresses, or no memory.
+    None where host memory has no place for the values (VIRTUAL_GPU_ADDRESSES other than up, or none is left).
     """
     view = _view(tensor)
     if view is None or is_held(tensor):
@@ -150,6 +159,7 @@ def hold(tensor):
 
 
 def _mark():
+    """Count a note, and sweep from time to time."""
     global _marks
     _marks += 1
     if _marks % SWEEP_EVERY == 0:
@@ -157,12 +167,12 @@ def _mark():
 
 
 def forget(tensor):
-    """Nobody knows its values any more."""
+    """Note that the tensor's values are not known any more."""
     address = torch._C._storage_address(tensor)
     _awaited.pop(address, None)
-    found = _held.pop(address, None)
-    if found is not None:
-        _bytes[found[2]] -= found[1]
+    entry = _held.pop(address, None)
+    if entry is not None:
+        _bytes[entry[2]] -= entry[1]
         torch.UntypedStorage._free_weak_ref(address)
     for notes in (_assumed, _presumed):
         if notes.pop(address, None) is not None:
@@ -172,19 +182,21 @@ def forget(tensor):
 
 
 def values_of(tensor):
-    """Its values on the host; of a tensor that is not held, zeros that take no memory."""
+    """The tensor's values as a tensor of the host; of one that is not held, zeros that take no memory."""
     if is_plain(tensor) and is_held(tensor):
         return _view(tensor)
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
 def answer(number):
-    """What the next copies to the host, within an operator, find counted. None: nothing any more."""
+    """Have this thread's next copies from the device read `number`: an operator's kernel would have counted
+    it. None ends that."""
     data = b"" if number is None else number.to_bytes(8, "little")
     _C.virtual_gpu_answer(data, ctypes.c_size_t(len(data)))
 
 
 def _view(tensor):
+    """The tensor's values as a tensor of the host, without a copy; None where they have no place."""
     storage = tensor.untyped_storage()
     pointer = _C.virtual_gpu_values(storage.data_ptr())
     if not pointer:
@@ -198,7 +210,8 @@ def _view(tensor):
 
 
 def _sweep():
-    """Forget the storages that are gone, and give their pages back unless another storage lies there now."""
+    """Remove the notes of storages that are gone, and give back their pages of values, unless another storage
+    lies at the same addresses now."""
     gone = [address for address in _held if torch.UntypedStorage._expired(address)]
     ranges = [_held.pop(address) for address in gone]
     for notes in (_assumed, _unknown, _presumed):

@@ -1,12 +1,13 @@
-"""Indices past the end of what they look up, which a GPU's kernels end the program for.
+"""Finds indices past the end of what they look up: a GPU's kernel ends the program for them.
 
-A vocabulary that is smaller than the tokenizer's, or a label past the classes, is found so.
+So a vocabulary that is smaller than the tokenizer's is found, or a label of a class that is not there.
 """
 
 from virtual_gpu_said import say_once
 
 
 def _ignored(arguments):
+    """The label that the loss leaves out: nll_loss' argument ignore_index."""
     return arguments[4] if len(arguments) > 4 else -100
 
 
@@ -17,12 +18,15 @@ LOOKED_UP = {
     "nll_loss_forward": lambda *all: (all[1], all[0].shape[-1], _ignored(all)),
     "nll_loss2d_forward": lambda *all: (all[1], all[0].shape[1], _ignored(all)),
 }
-"""By operator: which argument has the indices, how many there are to look up, and which index is left out."""
+"""By operator, of its arguments: (the tensor of indices, the number of entries that can be looked up, an
+index that the operator ignores or None)."""
 
 
 def check(name, arguments, values_of):
-    """Whether an index is past the end, and say it. `values_of` gives a tensor's values, or None where nobody
-    knows."""
+    """Whether the operator `name` is given an index past the end; if so, say it.
+
+    `values_of(tensor)` gives a tensor's values on the host, or None where nobody knows them.
+    """
     indices, count, ignored = LOOKED_UP[name](*arguments)
     values = values_of(indices)
     if values is None or not values.numel():

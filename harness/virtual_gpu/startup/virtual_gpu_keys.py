@@ -1,31 +1,40 @@
-"""The dispatch keys at which values are kept, and where they are in force."""
+"""The two dispatch keys at which values are computed (virtual_gpu_values.py), and functions that take them
+out of force for a while, or put them back.
+
+Both are keys that PyTorch has for tests. KEYS[False] is in force where Python calls operators; KEYS[True]
+always is, and only operators that decide about sizes have a kernel there.
+"""
 
 import threading
 
 import torch
 
 TRANSFORMED = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
-"""Within vmap and the other transformations of functions."""
+"""The key of operators within vmap and the other transformations of functions."""
 KEYS = {False: "TESTING_ONLY_GenericMode", True: "TESTING_ONLY_GenericWrapper"}
-"""By whether what stands there is always in force."""
+"""Names of the two keys, by whether kernels there are always in force."""
 KEY, OTHER_KEY = (torch._C._dispatch_key_parse(KEYS[always]) for always in (False, True))
 BELOW = {
     always: torch._C._dispatch_keyset_full_after(torch._C._dispatch_key_parse(KEYS[always]))
     for always in KEYS
 }
+"""For each of the two keys, the set of all keys after it."""
 
 _running = threading.local()
-"""`operators`: how many run their own code in this thread, one within the other."""
+"""`operators`: how many operators run their own code in this thread, one within the other."""
 
 
 def in_force(call):
-    """A dispatch mode, or a tensor that stands for others, calls operators from where the dispatcher leaves
-    out all that stands above it: what stands here is put back."""
+    """`call`, which calls an operator, with both keys in force.
+
+    A dispatch mode, or a tensor that stands for others, calls operators from a place where the dispatcher
+    excludes all keys above its own, and so these two.
+    """
 
     def from_within(operator, /, *arguments, **options):
         if not is_excluded(KEY):
             return call(operator, *arguments, **options)
-        other = is_excluded(OTHER_KEY)  # not always where the first is: `past`
+        other = is_excluded(OTHER_KEY)  # not always where the first key is: see `past`
         exclude(KEY, False), exclude(OTHER_KEY, False)
         try:
             return call(operator, *arguments, **options)
@@ -38,7 +47,7 @@ def in_force(call):
 
 
 class Engine:
-    """The autograd engine, without values while it runs."""
+    """The autograd engine, which runs backward with KEY out of force: see virtual_gpu_values.py."""
 
     def __init__(self, engine):
         self._engine = engine
@@ -49,6 +58,8 @@ class Engine:
 
 
 def switched(function, on):
+    """`function` with KEY in force while it runs (`on`), or out of force."""
+
     def call(*arguments, **options):
         before = torch._C._dispatch_tls_is_dispatch_key_included(KEY)
         torch._C._dispatch_tls_set_dispatch_key_included(KEY, on)
@@ -61,6 +72,9 @@ def switched(function, on):
 
 
 def with_values_again(init):
+    """`init`, the constructor of a checkpointed block's frame, for blocks that have values when they run
+    again within backward."""
+
     def begin(frame, recompute_fn, *arguments, **options):
         init(frame, switched(recompute_fn, True), *arguments, **options)
 
@@ -72,7 +86,7 @@ def call_plainly(function, *arguments, **options):
 
 
 def without_any(function, *arguments, **options):
-    """`function` without what is always in force either."""
+    """Call `function` with both keys out of force."""
     exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
     exclude(OTHER_KEY, True)
     try:
@@ -82,7 +96,7 @@ def without_any(function, *arguments, **options):
 
 
 def past(function, *arguments, **options):
-    """`function` without what stands here, but for what a dispatch mode calls from within."""
+    """Call `function` with KEY out of force; a dispatch mode that it calls puts the key back (`in_force`)."""
     exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
     before = torch._C._dispatch_tls_is_dispatch_key_excluded(KEY)
     exclude(KEY, True)
@@ -95,11 +109,12 @@ def past(function, *arguments, **options):
 
 
 def is_within_an_operator():
-    """Whether an operator of this thread is running its own code, and no dispatch mode's within."""
+    """Whether this thread runs the own code of an operator, and not that of a dispatch mode within it."""
     within = getattr(_running, "operators", 0) > 0
     return within and torch._C._dispatch_tls_is_dispatch_key_excluded(KEY)
 
 
 def has_a_mode(keys):
-    """Whether a dispatch mode, or a tensor that stands for others, is still to be called."""
+    """Whether `keys`, those of a call, still have a dispatch mode's, or that of a tensor that stands for
+    others: the operator will be called again from there."""
     return keys.has(torch._C.DispatchKey.Python)

@@ -1,4 +1,5 @@
-"""How some operators differ from the others in what is known of their values on the virtual GPU, by name."""
+"""What has to be known of PyTorch's operators to follow their values on the virtual GPU: lists of those that
+differ from most, by name, and what the schema of each says."""
 
 import torch
 
@@ -12,14 +13,17 @@ MAKE_INTEGERS = _words("""
     argmax argmin count_nonzero sort topk kthvalue max min mode median _cummax_helper _cummin_helper
     searchsorted bucketize nonzero _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive
 """)
-"""Integers and booleans of floats: those that kernels would have computed are taken for zeros."""
+"""Operators that make integers or booleans of floats. Floats that only a kernel would have computed are taken
+for zeros, and so the integers that follow from them."""
 COUNTED = ("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
-"""Their kernels copy to the host how many there are, and allocate accordingly."""
+"""Operators whose kernels count entries, copy the number to the host, and allocate accordingly."""
 GIVE_NUMBERS = ("equal",)
-"""To Python, by values: others that do so go by shapes."""
+"""Operators that give Python a number that depends on values. Others that give numbers go by shapes."""
 ALWAYS_IN_FORCE = (*COUNTED, "_local_scalar_dense", "repeat_interleave", "bincount")
+"""Operators that decide about sizes: their values are followed in backward too."""
 CHOOSE = ("topk", "argmax")
-"""Of scores that no kernel computed, as a router's, any choice is as good: by default, a balanced one."""
+"""Operators that choose the largest scores. Where no kernel computed the scores, as a router's, any choice is
+as good as another: VIRTUAL_GPU_ROUTING says which is made."""
 OVERWRITE = {
     **dict.fromkeys(
         _words("""
@@ -31,60 +35,69 @@ OVERWRITE = {
     "_cummax_helper": (1, 3),
     "_cummin_helper": (1, 3),
 }
-"""The first of the arguments that they write into, whatever was there before, and the one after the last."""
+"""By operator: the places of arguments that it writes into, whatever was there before, as the first place and
+the one after the last."""
 PRODUCTS = _words("""
     mm bmm addmm addmm_ addmv addmv_ baddbmm baddbmm_ addbmm addbmm_ mv dot vdot _addmm_activation
     _cdist_forward embedding _embedding_bag embedding_renorm_ renorm renorm_
     conv_depthwise2d conv_depthwise3d im2col col2im
 """)
-"""The work of layers: their floats are not computed here, of nothing."""
+"""The products that are most of a layer's work. Their floats are never computed here."""
 NEVER_COMPUTED = ("_fused_dropout", "native_dropout", "rrelu_with_noise", "rrelu_with_noise_")
-"""By chance, with no generator to give."""
+"""Random operators without a generator: computing them would change the program's random numbers."""
 WRITE_UNSAID = {"cudnn_batch_norm": slice(3, 5), "native_batch_norm": slice(3, 5)}
-"""Arguments that are written into though the schema does not say so: running statistics."""
+"""By operator: places of arguments (running statistics) that it writes though its schema hides it."""
 OF_NO_VALUES = _words("""
     set_ resize_as_ record_stream is_pinned _pin_memory
     _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """)
-"""They write no values; those of a gradient scaler write none where nothing is infinite, and nothing is."""
+"""Operators that write no values. GradScaler's write none where nothing is infinite, as is the case here."""
 
 
 class Operator:
-    """What has to be known of an operator to follow it."""
+    """An overload of an operator, with all that has to be known of it to follow its values."""
 
     def __init__(self, operator, base):
-        given = operator._schema.arguments
+        """`base`: the operator's name without its overload, as "add_"."""
+        parameters = operator._schema.arguments
         self.base, self.packet = base, operator.overloadpacket
         self.is_counted = base in COUNTED
         self.gives_number = base in GIVE_NUMBERS
-        self.places = [n for n, argument in enumerate(given) if str(argument.type) == "Tensor"]
+        self.places = [n for n, parameter in enumerate(parameters) if str(parameter.type) == "Tensor"]
+        """Places of the arguments that are one tensor."""
         self.written = [
-            (n, argument.name)
-            for n, argument in enumerate(given)
-            if argument.alias_info and argument.alias_info.is_write
+            (n, parameter.name)
+            for n, parameter in enumerate(parameters)
+            if parameter.alias_info and parameter.alias_info.is_write
         ]
+        """Place and name of each argument that is written into."""
         self.is_new = not self.written
-        self.only_written = {given[n].name for n, _ in self.written if given[n].kwarg_only}
+        """Whether it returns new tensors instead of writing into those that it is given."""
+        self.only_written = {parameters[n].name for n, _ in self.written if parameters[n].kwarg_only}
         self.overwritten = range(*OVERWRITE.get(base, (0, 0)))
-        self.has_chance = any(argument.name == "generator" for argument in given)
+        self.has_chance = any(parameter.name == "generator" for parameter in parameters)
+        """Whether it draws random numbers."""
         self.makes_floats = not self.has_chance and base not in PRODUCTS
+        """Whether the floats of its result are computed here."""
         self.is_computed = base not in NEVER_COMPUTED
         self.unsaid = WRITE_UNSAID.get(base, slice(0, 0))
 
     def writes(self, arguments, options):
-        """The tensors that it writes into, of those that it is given."""
+        """The tensors among its arguments that it writes into."""
         return tensors_in(
             arguments[place] if place < len(arguments) else options.get(name) for place, name in self.written
         )
 
     def reads(self, arguments, options):
-        """The tensors whose values have a say in the result."""
-        read = tensors_in(given for n, given in enumerate(arguments) if n not in self.overwritten)
-        return read + tensors_in(given for name, given in options.items() if name not in self.only_written)
+        """The tensors among its arguments whose values the result depends on."""
+        read = tensors_in(value for n, value in enumerate(arguments) if n not in self.overwritten)
+        return read + tensors_in(value for name, value in options.items() if name not in self.only_written)
 
     def reads_of_sides(self, arguments, values_of):
-        """The same of `where`: a side from which it takes nothing has no say. `values_of` gives a tensor's
-        values, or None where nobody knows."""
+        """The tensors that `where` depends on: its condition, and each side that it takes anything from.
+
+        `values_of(tensor)` gives a tensor's values, or None where nobody knows them.
+        """
         condition, *sides = arguments
         values = values_of(condition)
         if values is None:
@@ -93,13 +106,14 @@ class Operator:
         return [condition, *(side for side, is_taken in zip(sides, taken, strict=True) if is_taken)]
 
     def dim(self, arguments, options):
-        """Along which an operator of CHOOSE chooses."""
+        """The dimension along which an operator of CHOOSE chooses."""
         place = 2 if self.base == "topk" else 1
         dim = arguments[place] if len(arguments) > place else options.get("dim", -1)
         return -1 if dim is None else dim
 
 
 def tensors_in(values):
+    """All tensors among `values` and in the lists and tuples among them, in order."""
     found = []
     for value in values:
         if isinstance(value, torch.Tensor):

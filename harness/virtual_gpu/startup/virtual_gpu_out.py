@@ -1,7 +1,7 @@
-"""What a process leaves in the folder of `harness emulate --out` as it ends: the allocator's statistics and
-its memory history.
+"""Writes the allocator's statistics and the memory history of this process into the folder of
+`harness emulate --out`, as the process ends.
 
-A process that never used a device leaves nothing; neither does one that is killed or leaves by os._exit.
+Nothing is written by a process that never used a device, that is killed or that ends by os._exit.
 """
 
 import atexit
@@ -13,12 +13,12 @@ import torch
 
 FOLDER = os.environ.get("VIRTUAL_GPU_OUT")
 MOST_ENTRIES = 2_000_000
-"""Of the history of a device: what is older than that is forgotten."""
+"""Events in the memory history of a device. PyTorch forgets older ones."""
 
 
 def install():
-    """Record from the first use of a device on, and write at the end. To be called once."""
-    torch.cuda._lazy_call(_record)  # a process that will fork must not have begun to use a device
+    """Record from the first use of a device on, and write as the process ends. To be called once."""
+    torch.cuda._lazy_call(_record)  # recording now would begin to use a device, and a fork could not any more
     atexit.register(_write)
 
 
@@ -32,7 +32,7 @@ def _write():
     rank = os.environ.get("RANK")
     name = f"process-{os.getpid()}" if rank is None else f"rank-{rank}-process-{os.getpid()}"
     path = os.path.join(FOLDER, name)
-    found = {
+    statistics = {
         "command": sys.orig_argv,
         "rank": None if rank is None else int(rank),
         "torch": torch.__version__,
@@ -48,6 +48,6 @@ def _write():
     try:
         torch.cuda.memory._dump_snapshot(f"{path}.pickle")
         with open(f"{path}.json", "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=1)
+            json.dump(statistics, file, indent=1)
     except OSError as error:
         print(f"virtual GPU: cannot write {path}: {error.strerror}.", file=sys.stderr)

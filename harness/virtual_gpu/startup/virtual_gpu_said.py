@@ -1,4 +1,4 @@
-"""That a value is looked at which nobody knows: said once."""
+"""Warnings about values, each printed once: above all that the program reads a value that nobody computed."""
 
 import os
 import sys
@@ -7,11 +7,15 @@ import traceback
 from virtual_gpu_held import MOST_BYTES, is_assumed, is_of_floats
 
 said = set()
+"""Topics of the warnings that were printed."""
 
 
 def is_looked_at(to, source):
-    """Whether a copy to the host is one of values that might have been known: no checkpoint, nor what is kept
-    on the host for a while."""
+    """Whether the program seems to read the values of `source`, which it copies to `to` on the host.
+
+    Not those of a checkpoint (torch/storage.py copies it), of an offload (`to` is pinned), nor of a tensor so
+    large that its values are never held.
+    """
     if not source.numel() or source.nbytes > MOST_BYTES[is_of_floats(source)]:
         return False
     if is_assumed(source) or to.is_pinned():
@@ -23,12 +27,12 @@ def is_looked_at(to, source):
 
 
 def tell(read=0):
-    """Once: that a value is looked at that nobody knows, and where."""
+    """Warn, once, that the program reads a value that nobody knows: where, and that it finds `read` there."""
     if "read" in said:
         return
-    lines = traceback.extract_stack()
-    ours = [f for f in lines if "site-packages" not in f.filename and "virtual_gpu_" not in f.filename]
-    where = (ours or lines)[-1]
+    frames = traceback.extract_stack()
+    own = [f for f in frames if "site-packages" not in f.filename and "virtual_gpu_" not in f.filename]
+    where = (own or frames)[-1]
     line = (where.line or "").strip()
     say_once(
         "read",
@@ -37,6 +41,7 @@ def tell(read=0):
 
 
 def say_once(topic, sentence):
+    """Print `sentence`, unless one was printed about this topic before."""
     if topic not in said:
         said.add(topic)
         print(f"virtual GPU: {sentence} This is said once.", file=sys.stderr)

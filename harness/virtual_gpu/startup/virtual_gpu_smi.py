@@ -1,8 +1,8 @@
 """nvidia-smi for virtual GPUs: what NVML (c/nvml.c) says of them, as nvidia-smi 590 prints it.
 
-A field that a virtual GPU has nothing for is [N/A], as that of a card that does not support it. Fields of
-vGPUs, fabrics, platforms and power smoothing are refused like those that nobody knows. Any Python 3.6 or
-later runs this, without its site-packages.
+A field without a meaning for a virtual GPU is [N/A], as it is for a card that does not support it. Fields of
+vGPUs, fabrics, platforms and power smoothing are refused like unknown names. Any Python 3.6 or later runs
+this file, without its site-packages.
 """
 
 import argparse
@@ -38,7 +38,7 @@ FIELDS = {
     "us": "clocks_event_reasons_counters.{sw_power_cap,sync_boost,hw_power_brake_slowdown}"
     " clocks_event_reasons_counters.{sw_thermal_slowdown,hw_thermal_slowdown}",
 }
-"""Of --query-gpu, by unit; {a,b} stands for either."""
+"""The fields of --query-gpu, by unit. {a,b} stands for either a or b."""
 ALSO = {
     r"gpu_(name|serial|uuid)": r"\1",
     r"gpu_bus_id": "pci.bus_id",
@@ -57,9 +57,11 @@ ALSO = {
     r"(gpu|module)\.(power)\.current_limit": r"\1.enforced.power.limit",
     r"gpu\.((enforced\.)?power\..*)": r"\1",
 }
-"""Other names of fields, one after the other: patterns, and what they stand for."""
+"""Patterns for other names of those fields, and what they stand for. They are applied one after the other."""
 APPS = {"": "timestamp gpu_{name,bus_id,serial,uuid} pid process_name", "MiB": "used_gpu_memory"}
+"""The fields of --query-compute-apps, by unit."""
 APPS_ALSO = {"name": "process_name", "used_memory": "used_gpu_memory"}
+"""Other names of those fields."""
 NOTHING = "[N/A]"
 PAGE = """\
 +-----------------------------------------------------------------------------------------+
@@ -87,15 +89,19 @@ DEVICE = """\
 
 
 class Memory(ctypes.Structure):
+    """NVML's nvmlMemory_t: bytes of a device."""
+
     _fields_ = [(name, ctypes.c_uint64) for name in ("total", "free", "used")]
 
 
 class Process(ctypes.Structure):
+    """NVML's nvmlProcessInfo_t: a process with a context, and the bytes that it uses."""
+
     _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_uint64), ("instances", ctypes.c_uint * 2)]
 
 
 class Device:
-    """One device, and what each field says of it."""
+    """One virtual GPU, with the value of each of its fields."""
 
     def __init__(self, nvml, index):
         self.handle, memory, numbers = ctypes.c_void_p(), Memory(), [ctypes.c_int(), ctypes.c_int()]
@@ -126,7 +132,7 @@ class Device:
         }
 
     def processes(self, nvml):
-        """Of each process that has a context there, its fields."""
+        """The fields of each process that has a context on the device."""
         room, found = ctypes.c_uint(4096), (Process * 4096)()
         nvml.nvmlDeviceGetComputeRunningProcesses_v3(self.handle, ctypes.byref(room), found)
         its = {f"gpu_{name}": self.fields[name] for name in ("name", "uuid")}
@@ -137,6 +143,7 @@ class Device:
 
 
 def text(function, *arguments):
+    """The string that a function of NVML writes into a buffer."""
     buffer = ctypes.create_string_buffer(1024)
     function(*arguments, buffer, 1024)
     return buffer.value.decode(errors="replace")
@@ -158,21 +165,27 @@ def now():
 
 
 def mib(bytes_):
+    """`bytes_` in MiB, rounded."""
     return (bytes_ + (1 << 19)) >> 20
 
 
 def expanded(names):
+    """The names that a name with {a,b} in it stands for."""
     found = re.search(r"\{(.*?)\}", names)
     if not found:
         return [names]
     return [each for part in found[1].split(",") for each in expanded(names.replace(found[0], part, 1))]
 
 
-def queried(asked, by_unit, also, rows, layout):
-    """The lines of a --query of `asked` fields."""
+def queried(query, by_unit, also, rows, layout):
+    """The lines that answer a --query-...
+
+    `query`: names of fields, with commas between. `by_unit` and `also`: the fields that there are, as FIELDS
+    and ALSO have them. `rows`: for each line, the values by field. `layout`: the parts of --format.
+    """
     units = {name: unit for unit in by_unit for names in by_unit[unit].split() for name in expanded(names)}
     fields = []
-    for name in asked.split(","):
+    for name in query.split(","):
         field = name.strip()
         for pattern, meant in also.items():
             if field not in units:
@@ -192,7 +205,7 @@ def queried(asked, by_unit, also, rows, layout):
 
 
 def page(nvml, devices):
-    """Everything, without an argument."""
+    """The lines of nvidia-smi without an argument: all devices and processes."""
     version = ctypes.c_int()
     nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(version))
     boxes, lines = [], []
@@ -219,11 +232,12 @@ def page(nvml, devices):
 
 
 def shortened(name, most):
+    """`name`, cut to at most `most` characters."""
     return name if len(name) <= most else name[: most - 4].rstrip() + " ..."
 
 
 def log(nvml, devices):
-    """-q, of what a virtual GPU has."""
+    """The lines of -q, as far as a virtual GPU has values for them."""
     yield "\n==============NVSMI LOG==============\n"
     yield f"{'Timestamp':<55}: " + time.strftime("%a %b %e %H:%M:%S %Y")
     yield f"{'Driver Version':<55}: {driver(nvml)}\n\n{'Attached GPUs':<55}: {count(nvml)}"
@@ -249,30 +263,30 @@ def main():
     parser.add_argument("--query-gpu")
     parser.add_argument("--query-compute-apps")
     parser.add_argument("--format", default="")
-    asked = parser.parse_args()
-    layout = asked.format.split(",")
-    if (asked.query_gpu or asked.query_compute_apps) and "csv" not in layout:
+    options = parser.parse_args()
+    layout = options.format.split(",")
+    if (options.query_gpu or options.query_compute_apps) and "csv" not in layout:
         parser.error("a query needs --format=csv, or --format=csv,noheader,nounits")
     nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    pause = asked.loop_ms / 1000 if asked.loop_ms else asked.loop
+    pause = options.loop_ms / 1000 if options.loop_ms else options.loop
     while True:
         devices = [Device(nvml, index) for index in range(count(nvml))]
-        if asked.id:
-            names = asked.id.split(",")
+        if options.id:
+            names = options.id.split(",")
             keys = ("index", "uuid", "pci.bus_id")
             devices = [each for each in devices if any(str(each.fields[key]) in names for key in keys)]
         if not devices:
             print("No devices were found")
             return 6
-        if asked.query_gpu:
-            lines = queried(asked.query_gpu, FIELDS, ALSO, [each.fields for each in devices], layout)
-        elif asked.query_compute_apps:
+        if options.query_gpu:
+            lines = queried(options.query_gpu, FIELDS, ALSO, [each.fields for each in devices], layout)
+        elif options.query_compute_apps:
             rows = [row for each in devices for row in each.processes(nvml)]
-            lines = queried(asked.query_compute_apps, APPS, APPS_ALSO, rows, layout)
-        elif asked.list_gpus:
+            lines = queried(options.query_compute_apps, APPS, APPS_ALSO, rows, layout)
+        elif options.list_gpus:
             lines = ("GPU {index}: {name} (UUID: {uuid})".format(**each.fields) for each in devices)
         else:
-            lines = log(nvml, devices) if asked.query else page(nvml, devices)
+            lines = log(nvml, devices) if options.query else page(nvml, devices)
         print("\n".join(lines), flush=True)
         if not pause:
             return 0

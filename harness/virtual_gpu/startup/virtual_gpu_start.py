@@ -1,4 +1,5 @@
-"""What happens in a process on a virtual GPU once it has imported torch, and once it begins to compile."""
+"""Prepares torch in a process on a virtual GPU. sitecustomize.py calls each `begin...` function with a module
+of torch, right after that module was executed."""
 
 import atexit
 import ctypes
@@ -10,20 +11,22 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _VALUES = os.environ.get("VIRTUAL_GPU_VALUES") == "1"
 _has_begun = False
 _kept = []
+"""Objects that have to live as long as the process."""
 
 
 def begin(torch):
+    """Prepare torch: the clock and the recording start with the first use of a device, values at once."""
     global _has_begun
     if os.environ.get("VIRTUAL_GPU_USED"):
         torch.cuda._lazy_call(_say_it_is_used)
     if os.environ.get("VIRTUAL_GPU_CLOCK") == "1":
-        torch.cuda._lazy_call(_start_clock)
-    torch.cuda._lazy_call(lambda: atexit.register(_tell_of_work_spaces))
+        torch.cuda._lazy_call(lambda: _install("virtual_gpu_clock"))
+    torch.cuda._lazy_call(lambda: atexit.register(_warn_of_work_spaces))
     if os.environ.get("VIRTUAL_GPU_OUT"):
         _install("virtual_gpu_out")
     if _VALUES:
         _install("virtual_gpu_values")
-    _kept.append(torch.library.Library("aten", "IMPL"))  # what is registered goes with it
+    _kept.append(torch.library.Library("aten", "IMPL"))  # what it registers ends with it
     _kept[0].impl("_linalg_check_errors", _succeed, "CUDA")
     _has_begun = True
     if "torch.distributed.distributed_c10d" in sys.modules:
@@ -31,7 +34,8 @@ def begin(torch):
 
 
 def _succeed(info, *_, **__):
-    """Decompositions of matrices that nobody computes succeed: what takes memory of the check stays."""
+    """In the place of `_linalg_check_errors`: a decomposition that nobody computed has no errors. The check's
+    own allocations are made all the same."""
     info.any()
 
 
@@ -43,49 +47,25 @@ def _say_it_is_used():
         pass
 
 
-def _tell_of_work_spaces():
-    counted = (
+def _warn_of_work_spaces():
+    """Say, as the process ends, for which libraries the size of work spaces was guessed, and how often."""
+    sentences = (
         "cuFFT ({} plans, with the least that NVIDIA documents)",
         "cuSOLVER ({} calls, with what LAPACK takes)",
         "cuSPARSE ({} calls, with none)",
     )
-    asked = (ctypes.c_int * 3).in_dll(ctypes.CDLL(None), "virtual_gpu_asked")
-    if any(asked):
-        told = ", ".join(text.format(calls) for text, calls in zip(counted, asked, strict=True) if calls)
+    counts = (ctypes.c_int * 3).in_dll(ctypes.CDLL(None), "virtual_gpu_asked")
+    if any(counts):
+        pairs = zip(sentences, counts, strict=True)
+        libraries = ", ".join(sentence.format(count) for sentence, count in pairs if count)
         print(
-            f"virtual GPU: a card may need more memory: nobody documents the work spaces of {told}.",
+            f"virtual GPU: a card may need more memory: nobody documents the work spaces of {libraries}.",
             file=sys.stderr,
         )
 
 
-def _start_clock():
-    _install("virtual_gpu_clock")
-
-
-def begin_to_compile(output_graph):
-    import virtual_gpu_values
-
-    virtual_gpu_values.compile_without(output_graph)
-
-
-def begin_to_save(default_planner):
-    _imported("virtual_gpu_alone").save_own_part(default_planner)
-
-
-def begin_a_pipeline(stage):
-    _imported("virtual_gpu_alone").answer_a_stage(stage)
-
-
-def begin_to_load(modeling_utils):
-    _imported("virtual_gpu_weights").begin_to_load(modeling_utils)
-
-
-def begin_to_fetch(hub):
-    _imported("virtual_gpu_weights").begin_to_fetch(hub)
-
-
 def begin_distributed(distributed_c10d):
-    if not _has_begun:  # torch is still being imported: `begin` comes
+    if not _has_begun:  # torch itself is still being imported, and `begin` will call this
         return
     from torch._C._distributed_c10d import ProcessGroupNCCL, _SymmetricMemory
 
@@ -106,12 +86,10 @@ def _refuse_symmetric_memory(*_, **__):
 
 
 def _install(name):
-    _imported(name).install()
-
-
-def _imported(name):
+    """Import a file of this folder and call its `install`."""
     sys.path.insert(0, _HERE)
     try:
-        return importlib.import_module(name)
+        file = importlib.import_module(name)
     finally:
         sys.path.remove(_HERE)
+    file.install()

@@ -1,8 +1,8 @@
-"""What a program's steps take on the virtual GPU by its clock (c/clock.c), told when the program ends: in
-words and, in the folder of `harness emulate --out`, as JSON.
+"""How long a program's steps take on the virtual GPU by its clock (c/clock.c): printed when the program ends
+and written as JSON into the folder of `harness emulate --out`.
 
-A step lasts from one call of an optimizer's `step` to the next. Told are the device's time, where it went,
-the tokens that were looked up in the largest embedding, and FLOPs.
+A step lasts from one call of an optimizer's `step` to the next. The report has the device's time and where it
+went, the tokens that were looked up in the largest embedding, and FLOPs.
 """
 
 import atexit
@@ -20,13 +20,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 _C = ctypes.CDLL(None)
 _NAMES = {"BFloat16": "bf16", "Half": "fp16", "Float": "fp32"}
 LARGEST = 5
-"""Kernels that are named."""
+"""How many operators, and how many unknown kernels, are named."""
 FIRST_WORD_S = float(os.environ.get("VIRTUAL_GPU_FIRST_WORD_S", "60"))
-"""A program that runs as long as this, and twice, four times as long, is told of meanwhile."""
+"""Seconds after which a running program is reported on, and again after twice and four times as long."""
 
 
 class Operation(ctypes.Structure):
-    """As c/clock.h has it."""
+    """The struct Operation of c/clock.h, where its fields are explained."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -49,6 +49,8 @@ class Operation(ctypes.Structure):
 
 
 class _Account(ctypes.Structure):
+    """The struct Account of c/streams.h."""
+
     _fields_ = tuple((name, ctypes.c_int64) for name in ("busy_ns", "host_ns", "exposed_ns", "network_ns"))
 
 
@@ -59,23 +61,24 @@ _C.virtual_gpu_nth_operation.restype = ctypes.POINTER(Operation)
 
 
 class Times:
-    """What one process notes of its steps."""
+    """The times of one process' steps."""
 
     def __init__(self, hardware):
         self.hardware = hardware
         self.ends = []
-        """Of each step: when the device had done all that it was given, in ns; the account; tokens so far."""
+        """The end of each step: (ns when the device had done all its work, its account, tokens so far)."""
         self._optimizer = None
         self._began_s, self._next_word_s = time.monotonic(), FIRST_WORD_S
 
     def watch(self):
+        """Note the end of every step from now on, and report when the process ends."""
         register_optimizer_step_post_hook(self._stepped)
-        atexit.register(self._tell)
+        atexit.register(self._report)
 
     def _stepped(self, optimizer, *_):
         if self._optimizer is None:
             self._optimizer = id(optimizer)
-        if id(optimizer) != self._optimizer:  # one of several: the step is over when the first comes again
+        if id(optimizer) != self._optimizer:  # of several optimizers, the first one's `step` ends a step
             return
         account = _Account()
         device = torch.cuda.current_device()
@@ -85,14 +88,14 @@ class Times:
         self.ends.append((ended_ns, parts, _tokens()))
         _C.virtual_gpu_end_step()
         ran_s = time.monotonic() - self._began_s
-        if ran_s >= self._next_word_s and len(self.ends) > 1 and _is_told():
+        if ran_s >= self._next_word_s and len(self.ends) > 1 and _reports():
             self._next_word_s = 2 * ran_s
-            told = f"virtual GPU: {len(self.ends)} steps in {ran_s:.0f} s of this machine, and it goes on: "
-            print(told + _in_short(self.found(), self.hardware), "Ctrl-C ends it.", file=sys.stderr)
+            begin = f"virtual GPU: {len(self.ends)} steps in {ran_s:.0f} s of this machine, and it goes on: "
+            print(begin + _in_short(self.found(), self.hardware), "Ctrl-C ends it.", file=sys.stderr)
 
     def found(self):
-        """What a step takes, the median of all but the first, which warms up; None for a program that takes
-        fewer than two."""
+        """The report, as it is written as JSON: of the step with the median time, without the first step,
+        which warms up; the operators are the last step's. None for a program of fewer than two steps."""
         steps = [
             (end - begin, [b - a for a, b in zip(first, second, strict=True)], tokens - tokens_before)
             for (begin, first, tokens_before), (end, second, tokens) in zip(
@@ -132,16 +135,16 @@ class Times:
         return found
 
     def _operations(self):
-        """Of the last step."""
-        found, number = [], 0
-        while operation := _C.virtual_gpu_nth_operation(number):
+        """What ran in the last step: one entry for each description of work that the clock has."""
+        operations, number = [], 0
+        while pointer := _C.virtual_gpu_nth_operation(number):
             number += 1
-            what = operation.contents
+            what = pointer.contents
             if not what.step_calls:
                 continue
             text = what.description.decode()
             first = text.partition('"dtype":"')[2].partition('"')[0] or text.split()[1 if " " in text else 0]
-            found.append(
+            operations.append(
                 {
                     "name": what.name.decode(),
                     "description": text,
@@ -154,11 +157,12 @@ class Times:
                     "is_unknown": bool(what.is_unknown),
                 }
             )
-        return found
+        return operations
 
-    def _tell(self):
+    def _report(self):
+        """Print the report, and write it into the folder."""
         waited_ms = _C.virtual_gpu_waited() * 1e-6
-        if _is_told() and waited_ms >= 1:
+        if _reports() and waited_ms >= 1:
             print(
                 f"virtual GPU: nobody really waited {waited_ms:,.0f} ms for the device: what the program "
                 "times by time.time() is shorter by it. `harness emulate --real-time` waits.",
@@ -168,7 +172,7 @@ class Times:
         if found is None:
             return
         rank = os.environ.get("RANK")
-        if _is_told():
+        if _reports():
             print("\n".join(_lines(found, self.hardware)), file=sys.stderr)
         folder = os.environ.get("VIRTUAL_GPU_TIMES")
         if folder:
@@ -181,19 +185,23 @@ class Times:
                 print(f"virtual GPU: cannot write {path}: {error.strerror}.", file=sys.stderr)
 
 
-def _is_told():
+def _reports():
+    """Whether this process prints its report: of several ranks, the first does."""
     return os.environ.get("VIRTUAL_GPU_SUMMARY") == "1" and os.environ.get("RANK") in (None, "0")
 
 
 def _in_short(found, hardware):
-    had = _C.virtual_gpu_most(torch.cuda.current_device()) / 2**30
+    """The report in two sentences."""
+    used_gib = _C.virtual_gpu_most(torch.cuda.current_device()) / 2**30
     return (
         f"a step takes {found['step_time_s'] * 1e3:.1f} ms on this {hardware.name}, estimated; the median of "
-        f"{found['steps']}. Of its {hardware.memory_bytes / 2**30:.2f} GiB the process had {had:.2f} at most."
+        f"{found['steps']}. Of its {hardware.memory_bytes / 2**30:.2f} GiB the process had {used_gib:.2f} at "
+        "most."
     )
 
 
 def _lines(found, hardware):
+    """The lines of the printed report."""
     yield f"virtual GPU: {_in_short(found, hardware)}"
     rates = []
     if found["tokens_per_s"]:
@@ -219,13 +227,14 @@ def _lines(found, hardware):
 
 
 def _shown(each):
-    """The operator and the shapes of its tensors."""
+    """An operator and the shapes of its tensors, as "aten::mm(512x768, 768x768)"."""
     sizes = [part.partition("]")[0] for part in each["description"].split('"sizes":[')[1:4]]
     again = ", again for backward" if each["is_repeated"] else ""
     return f"{each['name']}({', '.join(size.replace(',', 'x') for size in sizes)}){again}"
 
 
 def _tokens():
+    """Tokens that the program has looked up in its largest embedding so far."""
     library = ctypes.CDLL(None)
     library.virtual_gpu_tokens.restype = ctypes.c_int64
     return library.virtual_gpu_tokens()

@@ -1,17 +1,17 @@
 """True integers and booleans on a device that computes nothing.
 
-The kernel of every operator runs as ever, and so allocates as ever. Then, if all that it was given is
-known, the same operator is computed on the CPU from the values that are held (virtual_gpu_held.py), and its
-result written where the kernel would have. If not, nobody knows what the kernel would have written, and who
-looks at it is told. Floats that kernels would have computed are taken for zeros, and so integers that
-follow from them have values; floats of the host are held while they are small, and so is what follows from
-them alone, but for products of matrices and what is drawn by chance.
+The kernel of every operator runs as ever, and so allocates as ever. Then, if the values of all its arguments
+are known, the same operator is computed on the CPU from the values that are held (virtual_gpu_held.py), and
+the result is written where the kernel would have written it. Otherwise the result is unknown, and a program
+that reads it is warned. Floats that kernels would have computed are taken for zeros, so integers that follow
+from them have values. Small floats of the host are held, and so is what follows from them alone, except for
+matrix products and random numbers.
 
-The functions here stand at a dispatch key above autograd that nothing else uses, and that is in force where
-Python runs the operators. It is not while the autograd engine does: a tensor that Python has seen is referred
-to once more, the engine then adds gradients out of place instead of in place, and the peak would be another.
-Checkpointed blocks that run again within backward are Python's, and have their values; and what decides about
-sizes (COUNTED) stands at another key, which is always in force.
+The functions here are kernels at a dispatch key above autograd that nothing else uses, and that is in force
+where Python calls the operators. It is not where the autograd engine does: a tensor that Python has seen has
+one more reference, the engine would add gradients out of place instead of in place, and the peak would be
+another. Checkpointed blocks that run again within backward are called by Python, and have values; and
+operators that decide about sizes (ALWAYS_IN_FORCE) have kernels at another key, which is always in force.
 """
 
 import os
@@ -56,17 +56,17 @@ from virtual_gpu_operators import ALWAYS_IN_FORCE, CHOOSE, MAKE_INTEGERS, OF_NO_
 from virtual_gpu_said import is_looked_at, say_once, tell
 
 MOST_WORK = 1 << 24
-"""Elements of an argument that has no values, beyond which nothing is computed from it."""
+"""The most elements of an unknown argument: nothing is computed from the zeros of a larger one."""
 
 _generator = torch.Generator()
 _balanced = os.environ.get("VIRTUAL_GPU_ROUTING") != "worst"
-_libraries = []
+_libraries = []  # what they register ends with them
 
 
 def install():
-    """Stand in front of the kernels. To be called once, after torch is imported."""
+    """Register kernels in front of CUDA's. To be called once, after torch is imported."""
     everything, library = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
-    _libraries.extend((everything, library))  # what is registered goes with them
+    _libraries.extend((everything, library))
     for key in KEYS.values():
         everything.fallback(torch.library.fallthrough_kernel, key)
     for name in [*torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"), "aten::copy_"]:
@@ -76,7 +76,7 @@ def install():
             kernel = _once_called(base, overload or "default", BELOW[always])
             library.impl(name.removeprefix("aten::"), kernel, KEYS[always], with_keyset=True)
     virtual_gpu_sparse.install(library, KEYS[False], BELOW[False], past, partial(switched, on=False))
-    for key in (KEY, OTHER_KEY):  # operators of functions, as flex_attention, are made of others
+    for key in (KEY, OTHER_KEY):  # higher-order operators, as flex_attention, are made of others
         torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
         for operator in torch._ops._higher_order_ops.values():
             operator.fallthrough(key)
@@ -94,12 +94,12 @@ def install():
 def _writes_values(name, base, overload):
     if base in OF_NO_VALUES or base.startswith(("empty", "_empty")):
         return False
-    given = torch._C._get_schema("aten::" + base, overload).returns
-    return not any(each.alias_info and not each.alias_info.is_write for each in given)  # as a view's
+    returns = torch._C._get_schema("aten::" + base, overload).returns
+    return not any(each.alias_info and not each.alias_info.is_write for each in returns)  # as a view's
 
 
 def _once_called(base, overload, below):
-    """What stands in front of an operator, found out at its first call: a program calls few of them."""
+    """A kernel that is made at an operator's first call: a program calls few of all operators."""
     kernel = None
 
     def call(keys, *arguments, **options):
@@ -112,7 +112,8 @@ def _once_called(base, overload, below):
 
 
 def compile_without(output_graph):
-    """torch.compile's backends trace what they compile: nothing may stand in front of it, or be compiled."""
+    """Take the kernels here out of force while a backend of torch.compile runs, which traces operators, and
+    have Dynamo compile no function of these modules."""
     from torch._dynamo import trace_rules
 
     for name in [name for name in sys.modules if name.startswith("virtual_gpu_")]:
@@ -122,6 +123,7 @@ def compile_without(output_graph):
 
 
 def _kernel(base, operator, below):
+    """A kernel in front of `operator`'s own, which is the one at the dispatch keys `below`."""
     redispatch = operator._handle.redispatch_boxed
     if base == "_local_scalar_dense":
         return lambda keys, tensor: _read_one(keys, tensor, redispatch(keys & below, tensor))
@@ -130,7 +132,7 @@ def _kernel(base, operator, below):
     if base == "resize_":
         return lambda keys, tensor, *how, **named: _resized(redispatch, keys & below, tensor, *how, **named)
     what = Operator(operator, base)
-    # operators within are followed with the whole, but for those from which its kernel reads
+    # operators that the kernel calls are not followed themselves, except where it reads their values
     without = without_any if what.gives_number else call_plainly if base in ALWAYS_IN_FORCE else past
 
     def kernel(keys, *arguments, **options):
@@ -140,39 +142,39 @@ def _kernel(base, operator, below):
                 run, on_host = partial(_with_numbers, what.packet, what.places, redispatch), what.packet
                 break
         keys = keys & below
-        if has_a_mode(keys) or keys.has(TRANSFORMED):  # which calls the operator again, from within
+        if has_a_mode(keys) or keys.has(TRANSFORMED):  # it will call the operator again
             return run(keys, *arguments, **options)
         if what.is_counted and any(tensor.is_cuda for tensor in tensors_in(arguments)):
             return _count(operator, redispatch, keys, arguments, options)
-        made = without(run, keys, *arguments, **options)
-        return _followed(what, on_host, arguments, options, made)
+        outputs = without(run, keys, *arguments, **options)
+        return _followed(what, on_host, arguments, options, outputs)
 
     return kernel
 
 
-def _followed(what, on_host, arguments, options, made):
-    """Have the values that the kernel would have written, or say that nobody knows them. What the operator
-    gives back."""
-    results = tensors_in((made,)) if what.is_new else what.writes(arguments, options)
+def _followed(what, on_host, arguments, options, outputs):
+    """Give the results of an operator the values that its kernel would have written, or note that they are
+    unknown. `on_host` is the operator on the CPU, and `outputs` what the kernel returned. What to return."""
+    results = tensors_in((outputs,)) if what.is_new else what.writes(arguments, options)
     _forgotten(arguments[what.unsaid])
     plain = [result for result in results if result.numel() and is_plain(result)]
     if not plain and not what.gives_number:
-        return made
+        return outputs
     reads = what.reads(arguments, options)
     if what.base == "where":
         reads = _compute("where", what.reads_of_sides, arguments, _values_if_known)
     unknown = [tensor for tensor in reads if tensor.numel() and not _is_known(tensor)]
     if what.base in LOOKED_UP and _compute(what.base, check, what.base, arguments, _values_if_known):
         _forgotten(plain)
-        return made
+        return outputs
     if what.gives_number:
         if not any(tensor.is_cuda for tensor in reads):
-            return made
+            return outputs
         if unknown:
-            tell(made)
-            return made
+            tell(outputs)
+            return outputs
         computed = _compute(what.base, lambda: on_host(*map(_on_host, arguments)))
-        return made if computed is None else computed
+        return outputs if computed is None else computed
     if any(not is_of_floats(tensor) and not is_assumed(tensor) for tensor in unknown):
         _forgotten(plain)
         if what.base == "all":
@@ -180,8 +182,8 @@ def _followed(what, on_host, arguments, options, made):
     elif unknown:
         _assumed(what, on_host, arguments, options, plain, unknown)
     else:
-        _known(what, on_host, arguments, options, plain, made)
-    return made
+        _known(what, on_host, arguments, options, plain, outputs)
+    return outputs
 
 
 def _is_known(tensor):
@@ -192,57 +194,58 @@ def _values_if_known(tensor):
     return _on_host(tensor) if tensor.numel() and _is_known(tensor) else None
 
 
-def _known(what, on_host, arguments, options, plain, made):
-    """Of values that are all known."""
+def _known(what, on_host, arguments, options, plain, outputs):
+    """Write the values of `plain`, the results on the device, where all arguments are known."""
     floats_too = what.makes_floats
-    wanted = [result for result in plain if (floats_too or not is_of_floats(result)) and can_hold(result)]
-    if not wanted or not what.is_computed:
+    held = [result for result in plain if (floats_too or not is_of_floats(result)) and can_hold(result)]
+    if not held or not what.is_computed:
         _forgotten(plain)
         return
-    if len(wanted) < len(plain):
+    if len(held) < len(plain):
         if not what.is_new:
             _forgotten(plain)
             return
-        _forgotten([result for result in plain if not any(result is each for each in wanted)])
+        _forgotten([result for result in plain if not any(result is each for each in held)])
     if what.has_chance:
         options = {**options, "generator": _generator}
-    _compute(what.base, _write_what_follows, what, on_host, arguments, options, wanted, made, writes=plain)
+    _compute(what.base, _write_what_follows, what, on_host, arguments, options, held, outputs, writes=plain)
 
 
 def _assumed(what, on_host, arguments, options, plain, unknown):
-    """Of floats that kernels would have computed, or of what follows from them: those are taken for zeros."""
+    """Write the integers among `plain`, where the `unknown` arguments are floats that only kernels would have
+    computed, or follow from such floats: these are taken for zeros."""
     base = what.base
     _forgotten([result for result in plain if is_of_floats(result)])
     integers = [result for result in plain if not is_of_floats(result)]
-    wanted = [result for result in integers if can_hold(result)]
+    held = [result for result in integers if can_hold(result)]
     for result in integers:
         if not can_hold(result):
             assume(result)
-    if not wanted:
+    if not held:
         return
     if base in CHOOSE:
         among = arguments[0].size(what.dim(arguments, options))
-        for result in wanted:
+        for result in held:
             period = among if _balanced else arguments[1] if base == "topk" else 1
             _write(result, (torch.arange(result.numel()) % max(period, 1)).view(result.shape))
     elif base == "all" and not is_of_floats(unknown[0]):
-        _write(wanted[0], torch.tensor(True))  # of a mask too large to keep
+        _write(held[0], torch.tensor(True))  # `all` of a mask that is too large to hold
     elif base not in MAKE_INTEGERS or any(tensor.numel() > MOST_WORK for tensor in unknown):
-        for result in wanted:
+        for result in held:
             _write(result, torch.tensor(base == "all"))
     else:
-        _compute(base, _write_what_follows, what, on_host, arguments, options, wanted, plain, writes=wanted)
+        _compute(base, _write_what_follows, what, on_host, arguments, options, held, plain, writes=held)
 
 
-def _write_what_follows(what, on_host, arguments, options, wanted, made):
-    """Compute on the CPU what the kernel would have, and write it where `made` lies."""
+def _write_what_follows(what, on_host, arguments, options, held, outputs):
+    """Compute on the CPU what the kernel would have computed, and write it to the `outputs` in `held`."""
     if not what.is_new:
-        for result in wanted:
+        for result in held:
             hold(result)
     computed = _computed(on_host, arguments, options)
     if what.is_new:
-        for result, value in zip(tensors_in((made,)), computed, strict=True):
-            if any(result is each for each in wanted):
+        for result, value in zip(tensors_in((outputs,)), computed, strict=True):
+            if any(result is each for each in held):
                 _write(result, value)
 
 
@@ -252,9 +255,10 @@ def _computed(operator, arguments, options):
 
 
 def _compute(name, function, *arguments, writes=()):
-    """`function`, for the operator `name`, on the CPU, where operators are themselves again. None if the CPU
-    refuses what a kernel might not have noticed; the first time, that is said. Then nobody knows what
-    `writes` have."""
+    """What `function` returns, with the kernels here out of force, for the operator `name` on the CPU.
+
+    None if the CPU refuses what a kernel might not have noticed, which is said once. The values of `writes`
+    are unknown then."""
     try:
         with torch.no_grad():
             return switched(function, False)(*arguments)
@@ -273,30 +277,30 @@ def _compute(name, function, *arguments, writes=()):
 
 
 def _forgotten(tensors):
+    """Note that nobody knows the values of `tensors`, as far as they are on the device."""
     for tensor in tensors_in((tensors,)):
         if is_plain(tensor):
             forget(tensor)
-    return tensors
 
 
 def _with_numbers(packet, places, redispatch, keys, *arguments, **options):
-    """A Python number that stands for a tensor comes here as a number, and no kernel takes it so. The
-    operator's other form does, which makes it a tensor again."""
+    """Call an operator that was given a Python number in a tensor's place, which no kernel takes: by its
+    packet, whose overload for numbers makes it a tensor, or else with tensors made here."""
     if not keys.has(TRANSFORMED):
         try:
             return past(packet, *arguments, **options)
         except (RuntimeError, TypeError):
             pass
-    made = list(arguments)
+    tensors = list(arguments)
     other = next(argument for argument in arguments if isinstance(argument, torch.Tensor))
     for place in places:
-        if place < len(made) and type(made[place]) in (int, float, bool, complex):
-            made[place] = torch.tensor(made[place], dtype=torch.result_type(other, made[place]))
-    return redispatch(keys, *made, **options)
+        if place < len(tensors) and type(tensors[place]) in (int, float, bool, complex):
+            tensors[place] = torch.tensor(tensors[place], dtype=torch.result_type(other, tensors[place]))
+    return redispatch(keys, *tensors, **options)
 
 
 def _count(operator, redispatch, keys, arguments, options):
-    """Operators whose kernels count first: they are told the number."""
+    """Call an operator of COUNTED: its kernel reads from the device the count that was computed here."""
     unknown = [tensor for tensor in tensors_in(arguments) if not (tensor.is_cpu or is_held(tensor))]
     too_much = any(tensor.numel() > MOST_WORK for tensor in unknown)
     if any(is_plain(each) and not is_of_floats(each) and not is_assumed(each) for each in unknown):
@@ -307,13 +311,13 @@ def _count(operator, redispatch, keys, arguments, options):
     along = arguments[1] if operator.__name__.startswith("unique_dim") else 0
     answer(values[0].size(along))
     try:
-        made = without_any(redispatch, keys, *arguments, **options)  # which reads what it is told
+        outputs = without_any(redispatch, keys, *arguments, **options)
     finally:
         answer(None)
-    for result, value in zip(made if isinstance(made, tuple) else (made,), values, strict=True):
-        if result is not None and result.shape == value.shape and can_hold(result):  # None: not asked for
+    for result, value in zip(outputs if isinstance(outputs, tuple) else (outputs,), values, strict=True):
+        if result is not None and result.shape == value.shape and can_hold(result):  # None: not requested
             _compute(operator.__name__, _write, result, value)
-    return made
+    return outputs
 
 
 def _write(result, value):
@@ -323,32 +327,32 @@ def _write(result, value):
 
 
 def _resized(redispatch, keys, tensor, *how, **named):
-    """What was there stays, wherever the memory lies then; what is added is nobody's."""
-    kept = None
+    """`resize_`: the old values stay, wherever the memory lies afterwards; added ones are unknown."""
+    old = None
     is_known = not has_a_mode(keys) and is_plain(tensor) and tensor.numel() and is_held(tensor)
     if is_known and tensor.is_contiguous():
-        kept = values_of(tensor).as_strided((tensor.numel(),), (1,)).clone()
-    made = redispatch(keys, tensor, *how, **named)
-    if kept is not None and not is_held(tensor) and can_hold(tensor):
-        _compute("resize_", lambda: hold(tensor).view(-1)[: len(kept)].copy_(kept[: tensor.numel()]))
-    return made
+        old = values_of(tensor).as_strided((tensor.numel(),), (1,)).clone()
+    output = redispatch(keys, tensor, *how, **named)
+    if old is not None and not is_held(tensor) and can_hold(tensor):
+        _compute("resize_", lambda: hold(tensor).view(-1)[: len(old)].copy_(old[: tensor.numel()]))
+    return output
 
 
 def _copied(redispatch, keys, to, source, *how):
     if not isinstance(source, torch.Tensor):
         source = torch.tensor(source, dtype=to.dtype)
-    made = redispatch(keys, to, source, *how)
+    output = redispatch(keys, to, source, *how)
     if has_a_mode(keys):
-        return made
+        return output
     if is_plain(source):
         _copied_from_the_device(to, source)
     elif is_plain(to) and source.is_cpu:
         _written(to, source)
-    return made
+    return output
 
 
 def _written(to, values):
-    """`to` has these values of the host from now on, if there is room for them."""
+    """Give `to` these values of the host, or note that its values are unknown if it cannot be held."""
     if can_hold(to):
         _compute("copy_", _write, to, values, writes=(to,))
     else:
@@ -380,7 +384,7 @@ def _read_one(keys, tensor, read):
     if is_held(tensor):
         return switched(values_of(tensor).item, False)()
     if tensor.dtype == torch.bool and is_within_an_operator():
-        return True  # it checks what it was given, and nobody knows of anything wrong
+        return True  # the operator checks an argument, and nothing is known to be wrong with it
     tell(presumed(tensor))
     return type(read)(presumed(tensor))
 

@@ -1,9 +1,10 @@
-"""What a program loads and is not here: weights are zeros, and a model that harness knows has its config.
+"""Stand-ins for files that a program loads by transformers and that are not on this machine.
 
-A folder, or an id of the Hub in the cache, that has a config and no weights: transformers gets a file of
-zeros of the names, shapes and dtype that the config says (harness/zeros). Nothing is downloaded for it. An id
-that is not here at all and cannot be fetched has the config of recipes/models, and a tokenizer of bytes. Each
-is said once. With a transformers that lacks the functions replaced here, as 4.37 does, none of this is done.
+For a folder, or an id in the Hub's cache, that has a config and no weights, transformers gets a file of zeros
+with the names, shapes and dtype that follow from the config (harness/zeros). Nothing is downloaded for it. An
+id of which nothing is here and that cannot be fetched gets the config in recipes/models, if there is one, and
+a tokenizer of bytes. Each is said once. A transformers without the functions that are replaced here, as 4.37,
+is left as it is.
 """
 
 import os
@@ -12,9 +13,11 @@ from pathlib import Path
 
 CONFIG = "config.json"
 _said = set()
+"""Topics of the sentences that were printed."""
 
 
 def begin_to_load(modeling_utils):
+    """Replace what finds the files of weights in transformers' modeling_utils: zeros where there are none."""
     original = getattr(modeling_utils, "_get_resolved_checkpoint_files", None)
     if original is None:
         return
@@ -22,11 +25,11 @@ def begin_to_load(modeling_utils):
     def resolved(pretrained_model_name_or_path, *args, **kwargs):
         if pretrained_model_name_or_path is None or kwargs.get("gguf_file"):
             return original(pretrained_model_name_or_path, *args, **kwargs)
-        here = {**(kwargs.get("download_kwargs") or {}), "local_files_only": True}
+        local = {**(kwargs.get("download_kwargs") or {}), "local_files_only": True}
         try:
-            return original(pretrained_model_name_or_path, *args, **{**kwargs, "download_kwargs": here})
+            return original(pretrained_model_name_or_path, *args, **{**kwargs, "download_kwargs": local})
         except OSError:
-            config = _config_of(str(pretrained_model_name_or_path), here)
+            config = _config_of(str(pretrained_model_name_or_path), local)
             weights = None if config is None else _weights(str(pretrained_model_name_or_path), config)
         if weights is None:
             return original(pretrained_model_name_or_path, *args, **kwargs)
@@ -36,48 +39,53 @@ def begin_to_load(modeling_utils):
 
 
 def begin_to_fetch(hub):
+    """Replace what fetches files in transformers' utils.hub: a model of recipes/models has stand-ins."""
     original = getattr(hub, "cached_files", None)
     if original is None:
         return
 
     def cached_files(path_or_repo_id, filenames, *args, **kwargs):
         if not os.path.isdir(path_or_repo_id):
-            _leave_a_silent_hub_alone()
-        failed = None
+            _stop_asking_an_unreachable_hub()
+        failure = None
         try:
             found = original(path_or_repo_id, filenames, *args, **kwargs)
         except OSError as error:
-            found, failed = None, error
+            found, failure = None, error
         if not found:
-            folder = _unfetched(hub, str(path_or_repo_id))
-            there = [] if folder is None else [folder / name for name in filenames]
-            found = [str(path) for path in there if path.exists()] or found
-        if failed is not None and not found:
+            folder = _unfetched(str(path_or_repo_id))
+            stand_ins = [] if folder is None else [folder / name for name in filenames]
+            found = [str(path) for path in stand_ins if path.exists()] or found
+        if failure is not None and not found:
             if CONFIG in filenames and not os.path.isdir(path_or_repo_id):
                 _say(
                     f"{path_or_repo_id} unknown",
                     f"{path_or_repo_id} is not here. `harness checkpoint CONFIG --out DIR` makes a folder of "
                     "zeros of any model's config.json: give the program that.",
                 )
-            raise failed
+            raise failure
         return found
 
     hub.cached_files = cached_files
 
 
 def _config_of(model, download):
-    """The config.json of a folder, or of an id in the cache, or of one that stands in for it."""
+    """The path of the config.json of `model`: a folder, an id in the cache, or one with stand-ins.
+
+    `download`: transformers' options of a download.
+    """
     from transformers.utils.hub import cached_file
 
-    quietly = {name: download[name] for name in ("cache_dir", "revision", "subfolder") if name in download}
+    options = {name: download[name] for name in ("cache_dir", "revision", "subfolder") if name in download}
     try:
-        found = cached_file(model, CONFIG, local_files_only=True, **quietly)
+        found = cached_file(model, CONFIG, local_files_only=True, **options)
     except OSError:
         return None
     return None if found is None else Path(found)
 
 
 def _weights(model, config):
+    """The path of a file of zeros for the config at the path `config`; None, and a sentence, without one."""
     zeros = _harness()
     if zeros is None:
         return None
@@ -92,8 +100,9 @@ def _weights(model, config):
     return str(weights)
 
 
-def _unfetched(hub, model):
-    """The folder that stands in for an id of which nothing is here; None for a folder, and for what is."""
+def _unfetched(model):
+    """The folder of stand-ins for an id of which nothing is in the cache; None for any other `model`, and
+    where recipes/models has none like it."""
     from huggingface_hub import try_to_load_from_cache
 
     if "/" not in model or os.path.exists(model) or isinstance(try_to_load_from_cache(model, CONFIG), str):
@@ -112,8 +121,9 @@ def _unfetched(hub, model):
     return folder
 
 
-def _leave_a_silent_hub_alone():
-    """Asked once: without a network its libraries would try half a minute for each file."""
+def _stop_asking_an_unreachable_hub():
+    """Look once whether the Hub can be reached, and else use its cache alone: its libraries would try half a
+    minute for each file."""
     if "hub" in _said:
         return
     _said.add("hub")
@@ -125,7 +135,7 @@ def _leave_a_silent_hub_alone():
 
 
 def _harness():
-    """What is needed of harness; None where this interpreter cannot import it."""
+    """The package harness.zeros; None where this interpreter cannot import it."""
     folder = os.environ.get("VIRTUAL_GPU_HARNESS")
     if folder is None:
         return None
@@ -139,7 +149,8 @@ def _harness():
     return zeros
 
 
-def _say(about, sentence):
-    if about not in _said and os.environ.get("RANK", "0") == "0":
+def _say(topic, sentence):
+    """Print `sentence` on rank 0, unless there was one about this topic before."""
+    if topic not in _said and os.environ.get("RANK", "0") == "0":
         print(f"virtual GPU: {sentence}", file=sys.stderr)
-    _said.add(about)
+    _said.add(topic)
