@@ -225,8 +225,7 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
     protocol_version = "HTTP/1.1"
     timeout = READ_TIMEOUT_S
-    pages: Pages
-    server: ThreadingHTTPServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: "_Server"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
         """Send the page, or a page that says why there is none."""
@@ -234,7 +233,7 @@ class Handler(BaseHTTPRequestHandler):
             self._check_host()
             if urlsplit(self.path).path in ASKED:
                 return self._answer_question()
-            status, page = HTTPStatus.OK, self.pages.page(self.path)
+            status, page = HTTPStatus.OK, self.server.pages.page(self.path)
         except Refused as refused:
             status, page = refused.status, _message(str(refused))
         except HarnessError as error:
@@ -262,10 +261,10 @@ class Handler(BaseHTTPRequestHandler):
         if parts.path != "/simulate":
             document = arithmetic(parts.query) if parts.path == "/answer" else cards(parts.query)
             self._send(HTTPStatus.OK, json.dumps(document), "application/json")
-            return self.pages.simulator.warm()
+            return self.server.pages.simulator.warm()
         self.close_connection = True  # the end of the documents is the end of the connection
         self._send_head(HTTPStatus.OK, {"Content-Type": "application/x-ndjson", "Connection": "close"})
-        documents = self.pages.simulator.documents(parts.query, self._is_listening)
+        documents = self.server.pages.simulator.documents(parts.query, self._is_listening)
         with closing(documents), suppress(ConnectionError):
             for document in documents:
                 self.wfile.write(json.dumps(document).encode() + b"\n")
@@ -325,13 +324,15 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = WAITING_CONNECTIONS
-    pages: Pages
+
+    def __init__(self, pages: Pages, port: int) -> None:
+        self.pages = pages
+        super().__init__((ADDRESS, port), Handler)
 
     def server_close(self) -> None:
-        """Stop listening, and kill the simulating process."""
+        """Stop listening, and kill the simulating process. `__init__` calls it where it cannot listen."""
         super().server_close()
-        if hasattr(self, "pages"):  # it could listen
-            self.pages.simulator.close()
+        self.pages.simulator.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print the traceback of a failure, unless a browser only closed its connection early."""
@@ -345,13 +346,9 @@ def server_of(folder: Path, port: int) -> ThreadingHTTPServer:
     The port 0 takes a free one. Raises InputError for a folder that is none, and if it cannot listen.
     """
     pages = Pages(folder)
-    bound = type("BoundHandler", (Handler,), {"pages": pages})
     try:
-        server = _Server((ADDRESS, port), bound)
-        server.pages = pages
-        return server
+        return _Server(pages, port)
     except (OSError, OverflowError) as error:
-        pages.simulator.close()
         reason = error.strerror if isinstance(error, OSError) else "it is not a port"
         raise InputError(f"--port {port}: {reason}. Give another one; 0 takes a free one.") from None
 
