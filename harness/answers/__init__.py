@@ -1,4 +1,6 @@
-"""Ask one answer about one recipe, gather what is there, and put the answers side by side."""
+"""The profile of one recipe by each kind of answer (napkin, simulated, emulated, measured), and the answers
+side by side.
+"""
 # pyright: reportUnusedImport=false
 
 from harness.answers.comparison import (
