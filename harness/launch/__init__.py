@@ -1,5 +1,5 @@
-"""The ranks of one step as processes: PyTorch's elastic agent starts and ends them here, or torchrun started
-them on several machines; how one joins the others.
+"""The ranks of one step as processes, which PyTorch's elastic agent starts on this machine or torchrun on
+several, and how a rank joins the others.
 """
 # pyright: reportUnusedImport=false
 
