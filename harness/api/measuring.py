@@ -31,8 +31,8 @@ def run(
     `recipe` and `overrides` as in harness.napkin. `device`: "cuda", "cuda:1" or "cpu"; None takes the first
     GPU, else the CPU. `out`: the folder for profile.json, recipe.yaml, log.jsonl and snapshot.pickle; None
     takes profiles/runs/<recipe>-<time>. `snapshot`: whether to record the memory history. `phases` and
-    `evaluation` as in harness.simulate: an evaluation and a checkpoint behind the training steps.
-    `track`: experiment trackers that are told too, as in "tensorboard,wandb"; what they say goes to stderr.
+    `evaluation` as in harness.simulate: an evaluation and a checkpoint after the training steps. `track`: the
+    experiment trackers to report to, as in "tensorboard,wandb"; their messages go to stderr.
 
     Returns the profile. A run that is interrupted, runs out of memory or is stopped by a nan loss returns
     one too, with `complete` false and `oom` or `not_finite` filled. Raises InputError for wrong arguments, a
