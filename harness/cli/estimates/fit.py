@@ -78,7 +78,7 @@ def fit(
     if exact and field not in ("micro_batch_size", "seq_len"):
         raise InputError(f"--field {field}: give micro_batch_size or seq_len.")
     given = [f"hardware={device}"] if device is not None else []
-    given += ["data=synthetic"] if data is not None else []  # the recipe's own is not what is asked about
+    given += ["data=synthetic"] if data is not None else []  # --data takes the place of the recipe's own
     name, loaded, chosen = asked_for(recipe, [*(overrides or []), *given], memory)
     where = chosen.datasheet.title if memory is None else memory
     if gpus is not None:
@@ -102,19 +102,23 @@ def fit(
 
 
 class _Question(NamedTuple):
+    """What is asked about."""
+
     name: str
     recipe: Recipe
     hardware: Hardware
     where: str
+    """What the recipe is to fit, in words: the device or the size of its memory."""
     told: Callable[[str], None]
+    """Called with a line for everything that is tried."""
 
 
 Answered = tuple[dict[str, Any], Iterable[str], bool]
-"""As plain data, in lines, and whether something fits."""
+"""The answer as plain data and as lines, and whether any size fits."""
 
 
 def _to_data(asked: _Question, data: str, tokenizer: str | None) -> Answered:
-    """Read the lengths, search for what fits, count what comes."""
+    """The largest micro batches for the lengths of the examples in `data`, and the chance to run out."""
     from harness.architecture import load_shape
     from harness.data import example_lengths
     from harness.fit import fit_lengths, lengths_document, lengths_lines
@@ -122,7 +126,7 @@ def _to_data(asked: _Question, data: str, tokenizer: str | None) -> Answered:
     name, recipe, hardware, where, told = asked
     try:
         vocab_size = load_shape(recipe.model).vocab
-    except InputError:  # a model that arithmetic does not know; it may have a tokenizer all the same
+    except InputError:  # arithmetic does not know the model, which may have a tokenizer all the same
         vocab_size = None
     lengths = example_lengths(recipe, data, vocab_size=vocab_size, tokenizer=tokenizer)
     found = fit_lengths(recipe, hardware, allocator_settings(os.environ), lengths, told=told)
@@ -132,7 +136,7 @@ def _to_data(asked: _Question, data: str, tokenizer: str | None) -> Answered:
 
 
 def _by_simulation(asked: _Question, field: str) -> Answered:
-    """Search for the largest value that fits, and say what is tried."""
+    """The largest value of one field that fits, by simulations alone."""
     from harness.fit import Simulations, exact_lines, fit_exact
 
     name, recipe, hardware, where, told = asked
@@ -147,7 +151,7 @@ def _by_simulation(asked: _Question, field: str) -> Answered:
 
 
 def _confirmed(asked: _Question, margin: float, quick: bool) -> Answered:
-    """Arithmetic, confirmed by simulation unless `quick`."""
+    """The largest sizes that fit, and changes, by arithmetic that simulations confirm unless `quick`."""
     from harness.fit import ConfirmedFit, fit, fit_confirmed, fit_document, fit_lines
 
     name, recipe, hardware, where, told = asked

@@ -90,7 +90,7 @@ def watch(
     with followed(trackers, folder, name, about, lambda words: say(people, words, whole=True)):
         status = run_watched(command, recorded, folder, devices[0])
         ranks = profiles_of_ranks(folder)
-        if ranks:  # before the trackers ask for it
+        if ranks:  # inside, because the trackers read the run's profile at the end
             put_folder_together(folder, ranks, world_size_of(ranks), None)
     if _show(people, folder, status, gpu):
         say(people, f"run folder: {folder}", whole=True)
@@ -105,7 +105,8 @@ def watch(
 
 
 def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
-    """The tables of the run, ranks side by side; or of every process. Returns whether any left a profile."""
+    """Print the tables of the run, or those of every process that has a folder of its own. Returns whether
+    there was any profile."""
     from harness.cli.terminal.peak import print_verdict
     from harness.run_folder import folder_of_rank
 
@@ -132,11 +133,12 @@ def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
 
 
 def _next_step(folder: Path) -> int:
+    """The number of the step after those in a run's log, counted from 1."""
     with (folder / "log.jsonl").open("rb") as log:
         return sum(1 for _ in log) + 1
 
 
 def _name(command: list[str]) -> str:
-    """What the run is called: the script, or the program."""
+    """The name of the run: that of the script, or else of the program."""
     script = next((word for word in command if word.endswith(".py")), command[0] if command else "watch")
     return Path(script).stem

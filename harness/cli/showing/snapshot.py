@@ -24,7 +24,7 @@ Examples:
   harness snapshot show --message training.log
 """
 MOST_OF_A_LOG = 2**28
-"""Bytes."""
+"""The most bytes of a log that are searched for PyTorch's message."""
 DIFF_EXAMPLES = """
 Examples:
   harness snapshot diff before.pickle after.pickle
@@ -89,6 +89,7 @@ def show(
 
 
 def _show_message(path: Path, device: int | None) -> None:
+    """Say in words what PyTorch's message of an error says. Raises InputError where there is none."""
     from harness.snapshot import message_in_words, read_message
 
     if device is not None:
@@ -98,10 +99,10 @@ def _show_message(path: Path, device: int | None) -> None:
     except OSError as error:
         raise InputError(f"--message {path}: {error.strerror}. Give a log, or - for stdin.") from None
     try:
-        said = message_in_words(read_message(text.decode(errors="replace")))
+        sentences = message_in_words(read_message(text.decode(errors="replace")))
     except InputError as error:
         raise InputError(f"--message {path}: {error}") from None
-    tell("\n".join(said))
+    tell("\n".join(sentences))
 
 
 @app.command("diff", epilog=paragraphs(DIFF_EXAMPLES))
