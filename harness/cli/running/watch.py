@@ -65,13 +65,7 @@ def watch(
 ) -> None:
     """Run any training command and record where its bytes and milliseconds go."""
     from harness.cli.running.watch_fit import watch_and_fit
-    from harness.run_folder import (
-        new_path,
-        profiles_of_ranks,
-        put_folder_together,
-        without_secrets,
-        world_size_of,
-    )
+    from harness.run_folder import new_path, without_secrets
     from harness.track import followed, tracker_names
     from harness.virtual_gpu import Options
     from harness.watching import parse_steps, parse_values, run_watched
@@ -89,9 +83,7 @@ def watch(
     about = {"command": shlex.join(without_secrets(command))}
     with followed(trackers, folder, name, about, lambda words: say(people, words, whole=True)):
         status = run_watched(command, recorded, folder, devices[0])
-        ranks = profiles_of_ranks(folder)
-        if ranks:  # inside, because the trackers read the run's profile at the end
-            put_folder_together(folder, ranks, world_size_of(ranks), None)
+
     if _show(people, folder, status, gpu):
         say(people, f"run folder: {folder}", whole=True)
     else:

@@ -35,13 +35,10 @@ Example:
   harness snapshot leaks snapshot.pickle
 """
 
-SnapshotFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FILE",
-        help="A snapshot (pickle or JSON), of harness or of torch; from anyone. Or a run folder.",
-    ),
-]
+_FILE = typer.Argument(
+    metavar="FILE", help="A snapshot (pickle or JSON), of harness or of torch; from anyone. Or a run folder."
+)
+SnapshotFile = Annotated[Path, _FILE]
 OfDevice = Annotated[
     int | None,
     typer.Option(
@@ -53,20 +50,9 @@ OfDevice = Annotated[
 app = typer.Typer(help="Read memory snapshots: what fills the memory, what differs, what leaks; as JSON.")
 
 
-@app.callback()
-def _of_a_snapshot() -> None:
-    """Read memory snapshots: what fills the memory, what differs, what leaks; as JSON."""
-
-
 @app.command("show", epilog=paragraphs(SHOW_EXAMPLES))
 def show(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="FILE",
-            help="A snapshot (pickle or JSON), of harness or of torch; from anyone. Or a run folder.",
-        ),
-    ] = None,
+    file: Annotated[Path | None, _FILE] = None,
     device: OfDevice = None,
     message: Annotated[
         Path | None,
