@@ -1,5 +1,6 @@
-"""The profile of one recipe by each kind of answer (napkin, simulated, emulated, measured), and the answers
-side by side.
+"""The profile of one recipe by each kind of answer, and the answers side by side.
+
+The kinds of answer are napkin, simulated, emulated and measured.
 """
 # pyright: reportUnusedImport=false
 

@@ -1,6 +1,6 @@
 """Pages, Markdown, CSV and pictures of runs, profiles and snapshots.
 
-`read_run` reads a run and `write_report` writes the page of several; `render_page` is for other pages of the
+`read_run` reads a run, `write_report` writes the page of several, and `render_page` makes other pages of the
 same look. Imports no torch.
 """
 # pyright: reportUnusedImport=false

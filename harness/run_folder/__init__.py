@@ -1,4 +1,4 @@
-"""The folder that a run leaves on disk, in which every file is whole or is not there at all."""
+"""The folder that a run leaves on disk, where every file is whole or not there."""
 # pyright: reportUnusedImport=false
 
 from harness.run_folder.checkpoint_files import steps_done_of, verify, write_checkpoint

@@ -8,9 +8,9 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from harness.errors import InputError
 from harness.serve.log import read_log
@@ -33,15 +33,6 @@ Kind = Literal["run", "running", "stopped", "profile", "snapshot", "sweep"]
 """What an entry is. A run without a profile is `running` while a process holds its folder, else `stopped`."""
 Signature = tuple[tuple[str, int, int], ...]
 """Name, size in bytes and time of change in nanoseconds of every file that an entry is made of."""
-
-
-class Candidate(NamedTuple):
-    """Something in the folder that may be an entry, with the first fields of an Entry."""
-
-    name: str
-    kind: Kind
-    path: Path
-    signature: Signature
 
 
 @dataclass(frozen=True)
@@ -113,13 +104,13 @@ class Index:
         self._begun_s = time.monotonic()
         found: dict[str, Entry] = {}
         self.left_out = False
-        for candidate in self._candidates():
+        for unread in self._unread_entries():
             if len(found) == MOST_ENTRIES:
                 self.left_out = True
                 break
-            entry = self._entry(candidate)
+            entry = self._entry(unread)
             if entry is not None:
-                found[candidate.name] = entry
+                found[entry.name] = entry
         self._known = found
         self._newest_first = sorted(found.values(), key=lambda entry: (-entry.changed_ns, entry.name))
         return self._newest_first
@@ -131,20 +122,20 @@ class Index:
         if known is None:
             self.entries()
             return self._known.get(name)
-        candidate = self._candidate_at(known.path)
-        entry = self._entry(candidate) if candidate is not None else None
+        unread = self._unread_at(known.path)
+        entry = self._entry(unread) if unread is not None else None
         if entry is not None:
             self._known[name] = entry
         return entry
 
-    def _entry(self, candidate: Candidate) -> Entry | None:
+    def _entry(self, unread: Entry) -> Entry | None:
         """The known entry where its files have not changed; else the entry read from them."""
-        known = self._known.get(candidate.name)
-        if known is not None and (known.signature, known.kind) == (candidate.signature, candidate.kind):
+        known = self._known.get(unread.name)
+        if known is not None and (known.signature, known.kind) == (unread.signature, unread.kind):
             return known
-        return _read_entry(candidate)
+        return _read_entry(unread)
 
-    def _candidate_at(self, path: Path) -> Candidate | None:
+    def _unread_at(self, path: Path) -> Entry | None:
         """What is at the place of a known entry now; None for nothing, or for a link in its place."""
         if os.path.realpath(path) != str(path):
             return None
@@ -153,9 +144,9 @@ class Index:
                 return next(self._in_folder(path, os.listdir(path)), None)
             except OSError:  # it has vanished
                 return None
-        return self._candidate("snapshot" if path.suffix == ".pickle" else "profile", path, [""])
+        return self._unread("snapshot" if path.suffix == ".pickle" else "profile", path, [""])
 
-    def _candidates(self) -> Iterator[Candidate]:
+    def _unread_entries(self) -> Iterator[Entry]:
         """Everything in the folder that may be an entry. The cells of a sweep and the checkpoints of a run
         belong to these, and hidden folders are passed over."""
         for number, (text, folders, files) in enumerate(os.walk(self.folder, followlinks=False)):
@@ -169,7 +160,7 @@ class Index:
             folders[:] = [name for name in folders if name not in inside]
             yield from self._in_folder(Path(text), files)
 
-    def _in_folder(self, here: Path, files: list[str]) -> Iterator[Candidate]:
+    def _in_folder(self, here: Path, files: list[str]) -> Iterator[Entry]:
         """The sweep and the run that the folder `here` is, or else those of its `files` that are entries."""
         regular = [name for name in sorted(files) if not name.startswith(".") and _is_regular(here / name)]
         linked = {name for name in {*RUN_FILES, *LOG_FILES} & set(files) if name not in regular}
@@ -188,17 +179,17 @@ class Index:
                     candidates.append(("profile", here / name, [""]))
                 elif name.endswith(".pickle"):
                     candidates.append(("snapshot", here / name, [""]))
-        yield from filter(None, (self._candidate(*candidate) for candidate in candidates))
+        yield from filter(None, (self._unread(*candidate) for candidate in candidates))
 
-    def _candidate(self, kind: Kind, path: Path, files: list[str]) -> Candidate | None:
-        """A candidate made of `files` in the folder `path`, or of `path` itself for [""]; None where one of
-        them has vanished."""
+    def _unread(self, kind: Kind, path: Path, files: list[str]) -> Entry | None:
+        """An entry made of `files` in the folder `path`, or of `path` itself for [""], none of which is read
+        yet; None where one of them has vanished."""
         try:
             stats = [(name, os.lstat(path / name if name else path)) for name in files]
         except OSError:
             return None
         signature = tuple((name, status.st_size, status.st_mtime_ns) for name, status in stats)
-        return Candidate(path.relative_to(self.folder).as_posix(), kind, path, signature)
+        return Entry(path.relative_to(self.folder).as_posix(), kind, path, signature)
 
 
 def _is_regular(path: Path) -> bool:
@@ -208,26 +199,21 @@ def _is_regular(path: Path) -> bool:
         return False
 
 
-def _read_entry(candidate: Candidate) -> Entry | None:
+def _read_entry(unread: Entry) -> Entry | None:
     """The entry with what its files say; None for a JSON file that is no profile."""
-    kind, path, signature = candidate[1:]
-    match kind:
-        case "sweep":
-            return _sweep_entry(candidate)
-        case "snapshot":
-            return Entry(*candidate)
-        case "run" if signature[0][0] != "profile.json":
-            return Entry(*candidate)
-        case "running" | "stopped":
-            return _log_entry(candidate)
-        case _:
-            pass
+    kind, path = unread.kind, unread.path
+    if kind == "snapshot" or (kind == "run" and unread.signature[0][0] != "profile.json"):
+        return unread
     try:
+        if kind == "sweep":
+            return _sweep_entry(unread)
+        if kind in ("running", "stopped"):
+            return _log_entry(unread)
         profile = StepProfile.read(path / "profile.json" if kind == "run" else path)
     except InputError as error:
-        return Entry(*candidate, problem=str(error)) if kind == "run" else None
-    return Entry(
-        *candidate,
+        return None if kind == "profile" else replace(unread, problem=str(error))
+    return replace(
+        unread,
         answer=profile.source if profile.oom is None else f"{profile.source}, out of memory",
         model=profile.subject[:LONGEST_SUBJECT],
         device=profile.hardware.name,
@@ -237,14 +223,11 @@ def _read_entry(candidate: Candidate) -> Entry | None:
     )
 
 
-def _log_entry(candidate: Candidate) -> Entry:
-    """The entry of a run without a profile, from its log."""
-    try:
-        log = read_log(candidate.path)
-    except InputError as error:
-        return Entry(*candidate, problem=str(error))
-    return Entry(
-        *candidate,
+def _log_entry(unread: Entry) -> Entry:
+    """The entry of a run without a profile, from its log. Raises InputError."""
+    log = read_log(unread.path)
+    return replace(
+        unread,
         answer=log.in_words(),
         model=log.model,
         peak_bytes=log.peak_bytes,
@@ -253,11 +236,9 @@ def _log_entry(candidate: Candidate) -> Entry:
     )
 
 
-def _sweep_entry(candidate: Candidate) -> Entry:
-    try:
-        sweep = Sweep.read(candidate.path / SWEEP_FILE)
-    except InputError as error:
-        return Entry(*candidate, problem=str(error))
+def _sweep_entry(unread: Entry) -> Entry:
+    """The entry of a sweep. Raises InputError."""
+    sweep = Sweep.read(unread.path / SWEEP_FILE)
     answer = f"{sweep.kind}, {len(sweep.cells)} cells of {', '.join(sweep.axes)}"
     model = str(sweep.base.get("model", "-"))
-    return Entry(*candidate, answer=answer, model=model, device=sweep.hardware or "-")
+    return replace(unread, answer=answer, model=model, device=sweep.hardware or "-")

@@ -19,8 +19,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import closing, suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -80,8 +81,7 @@ class Pages:
         """Raises InputError if there is no such folder."""
         self.index = Index(folder)
         self.simulator = Simulator()
-        self._reports: dict[tuple[Any, ...], str] = {}
-        """Reports, by name and signature of the entries that they are about."""
+        self._cached_report = lru_cache(MOST_PAGES)(lambda *entries: _page_of(entries))
         self._lists: dict[tuple[str, int], str] = {}
         """Pages of the list of `_listed`, by the words that are searched for and the number of the page."""
         self._listed: list[Entry] = []
@@ -172,12 +172,7 @@ class Pages:
             if len(entries) > 1:
                 raise InputError("A run without a profile cannot be compared. Choose it alone.")
             return live_page(entries[0])
-        key = tuple((entry.name, entry.signature) for entry in entries)
-        if key not in self._reports:
-            while len(self._reports) >= MOST_PAGES:
-                del self._reports[next(iter(self._reports))]
-            self._reports[key] = _page_of(entries)
-        return self._reports[key]
+        return self._cached_report(*entries)
 
     def _report_of_simulations(self, numbers: list[str]) -> str:
         runs = [run for number in numbers if (run := self.simulator.run(number)) is not None]
@@ -207,7 +202,7 @@ def _linked_pages(page: int, pages: int) -> list[int]:
     return sorted(number for number in {1, pages, *range(page - 3, page + 4)} if 1 <= number <= pages)
 
 
-def _page_of(entries: list[Entry]) -> str:
+def _page_of(entries: Sequence[Entry]) -> str:
     """The report about some runs, profiles and snapshots, or about one sweep."""
     if any(entry.kind == "sweep" for entry in entries):
         if len(entries) > 1:
