@@ -217,12 +217,12 @@ def _notes(profiles: dict[str, StepProfile]) -> Iterator[str]:
 
 def _differences_of_origin(simulated: StepProfile, ran: StepProfile) -> Iterator[str]:
     """Notes on differences in the versions of libraries and in the attention kernels."""
-    here: dict[str, str] = simulated.provenance.get("versions") or {}
-    there: dict[str, str] = ran.provenance.get("versions") or {}
+    ours: dict[str, str] = simulated.provenance.get("versions") or {}
+    theirs: dict[str, str] = ran.provenance.get("versions") or {}
     versions = [
-        f"{package} {here[package]} simulated, {there[package]} {ran.source}"
-        for package in here
-        if package in there and here[package].partition("+")[0] != there[package].partition("+")[0]
+        f"{package} {ours[package]} simulated, {theirs[package]} {ran.source}"
+        for package in ours
+        if package in theirs and ours[package].partition("+")[0] != theirs[package].partition("+")[0]
     ]
     if versions:
         yield f"different versions: {'; '.join(versions)}"

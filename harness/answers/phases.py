@@ -57,5 +57,5 @@ def after_training(
         if field not in known:
             hint = nearest(field, known)
             raise InputError(f"evaluation: there is no {field}.{hint} It has {', '.join(known)}.")
-    asked: dict[str, Any] = {field: value for field, value in evaluation.values()}
-    return AfterStep(Evaluation(**asked) if "eval" in names else None, "save" in names, whole_state)
+    settings: dict[str, Any] = {field: value for field, value in evaluation.values()}
+    return AfterStep(Evaluation(**settings) if "eval" in names else None, "save" in names, whole_state)

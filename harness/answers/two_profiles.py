@@ -141,7 +141,7 @@ def diff_profiles(first: StepProfile, second: StepProfile) -> ProfileDiff:
     """What differs between two profiles, whatever their sources, recipes and devices."""
     known = [_bytes(profile) for profile in (first, second)]
     places = dict.fromkeys([*known[0], *known[1]])
-    peak, *rest = (Difference(*key, known[0].get(key), known[1].get(key)) for key in places)
+    peak, *others = (Difference(*key, known[0].get(key), known[1].get(key)) for key in places)
     modules = [by_kind_of_module(p.memory.at_peak_by_module or {}) for p in (first, second)]
     changes = [
         Difference("module", name, modules[0].get(name, 0), modules[1].get(name, 0))
@@ -156,7 +156,7 @@ def diff_profiles(first: StepProfile, second: StepProfile) -> ProfileDiff:
         versions=_versions(first, second),
         notes=list(_notes(first, second)),
         peak=peak,
-        bytes=[change for change in [*rest, *_ranks(first, second)] if change.first != change.second],
+        bytes=[change for change in [*others, *_ranks(first, second)] if change.first != change.second],
         modules=[change for change in changes if change.change],
         ranks=(_side_by_side(first), _side_by_side(second)),
         time=_time(first, second),
@@ -169,11 +169,11 @@ def _time(first: StepProfile, second: StepProfile) -> TimeDifference | None:
     times = first.step.time_s, second.step.time_s
     if not all(time.median for time in times):
         return None
-    here, there = first.kernels_s(), second.kernels_s()
-    both = {name: (here.get(name, 0.0), there.get(name, 0.0)) for name in {**here, **there}}
+    before, after = first.kernels_s(), second.kernels_s()
+    both = {name: (before.get(name, 0.0), after.get(name, 0.0)) for name in {**before, **after}}
     changes = sorted(both.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
     tokens = first.step.tokens_per_s, second.step.tokens_per_s
-    return TimeDifference(*times, tokens, dict(changes) if here and there else {})
+    return TimeDifference(*times, tokens, dict(changes) if before and after else {})
 
 
 def _side_by_side(profile: StepProfile) -> list[str]:
@@ -204,11 +204,11 @@ def _bytes(profile: StepProfile) -> dict[tuple[str, str], int | None]:
 
 
 def _versions(first: StepProfile, second: StepProfile) -> dict[str, tuple[str | None, str | None]]:
-    here, there = (cast("dict[str, str]", p.provenance.get("versions") or {}) for p in (first, second))
+    before, after = (cast("dict[str, str]", p.provenance.get("versions") or {}) for p in (first, second))
     return {
-        name: (here.get(name), there.get(name))
-        for name in {**here, **there}
-        if here.get(name) != there.get(name)
+        name: (before.get(name), after.get(name))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
     }
 
 
@@ -217,15 +217,15 @@ def _notes(first: StepProfile, second: StepProfile) -> Iterator[str]:
         yield f"the first is {first.source}, the second {second.source}"
     if first.hardware.name != second.hardware.name:
         yield f"the first is on {first.hardware.name}, the second on {second.hardware.name}"
-    here, there = (profile.provenance.get("attention_kernels") for profile in (first, second))
-    if here != there:
-        yield f"attention kernels: {here} and {there}"
+    kernels = [profile.provenance.get("attention_kernels") for profile in (first, second)]
+    if kernels[0] != kernels[1]:
+        yield f"attention kernels: {kernels[0]} and {kernels[1]}"
     settings = [dict(_SETTING.findall(str(p.provenance.get("allocator")))) for p in (first, second)]
     if all(settings):
         for name in {**settings[0], **settings[1]}:
-            here, there = (values.get(name) for values in settings)
-            if here != there:
-                yield f"allocator: {name} is {here} and {there}"
+            before, after = (values.get(name) for values in settings)
+            if before != after:
+                yield f"allocator: {name} is {before} and {after}"
     for which, profile in (("first", first), ("second", second)):
         if profile.oom is not None:
             yield f"the {which} runs out of memory in {profile.oom.phase}: it has no peak"
@@ -264,8 +264,8 @@ def simulated_by(
         except subprocess.TimeoutExpired:
             raise InputError(f"--python {python}: no answer in {TIMEOUT_S} s.") from None
         if done.returncode not in (0, OUT_OF_MEMORY):
-            said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-            raise InputError(f"--python {python}: the simulation does not run there: {said}")
+            last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            raise InputError(f"--python {python}: the simulation does not run there: {last_line}")
         snapshot = out / "snapshot.pickle"
         profile = StepProfile.from_json(done.stdout, f"what {python} simulates")
         return profile, read_snapshot(snapshot) if snapshot.exists() else None
@@ -319,21 +319,23 @@ def _time_lines(time: TimeDifference) -> Iterator[str]:
     """How long a step takes in both, how sure that is where the estimates say so, and the kernels that make
     the change."""
     first, second = time.first.median or 0.0, time.second.median or 0.0
-    here, there = time.tokens_per_s
-    rates = f"  {here:,.0f} and {there:,.0f} tokens/s: {_percent(there / here - 1)}" if here and there else ""
+    before, after = time.tokens_per_s
+    rates = ""
+    if before and after:
+        rates = f"  {before:,.0f} and {after:,.0f} tokens/s: {_percent(after / before - 1)}"
     if first == second:
         yield f"time of a step: {in_ms(first)}, the same"
-        if rates and here != there:
+        if rates and before != after:
             yield rates
         return
     change = f"{time.change * 1e3:+,.1f} ms ({_percent(time.change / first)})"
     yield f"time of a step: {in_ms(first)} and {in_ms(second)}: {change}"
     if rates:
         yield rates
-    ranges = [(each.p10, each.p90) for each in (time.first, time.second)]
+    ranges = [(stats.p10, stats.p90) for stats in (time.first, time.second)]
     if all(low is not None and high is not None for low, high in ranges):
-        said = " and ".join(f"{ms(low or 0)} to {ms(high or 0)}" for low, high in ranges)
-        yield f"  from and to, four times of five: {said} ms"
+        both = " and ".join(f"{ms(low or 0)} to {ms(high or 0)}" for low, high in ranges)
+        yield f"  from and to, four times of five: {both} ms"
     if parts := change_of_time_in_words(time.by_kernel):
         yield f"  of it {parts}"
 
@@ -343,8 +345,8 @@ def diff_lines(diff: ProfileDiff, names: tuple[str, str]) -> Iterator[str]:
     yield f"first:  {names[0]}"
     yield f"second: {names[1]}"
     if diff.versions:
-        said = (f"{name} {a or '(none)'} and {b or '(none)'}" for name, (a, b) in diff.versions.items())
-        yield f"versions: {'; '.join(said)}"
+        versions = (f"{name} {a or '(none)'} and {b or '(none)'}" for name, (a, b) in diff.versions.items())
+        yield f"versions: {'; '.join(versions)}"
     if diff.recipe:
         yield f"recipe: {described(diff.recipe)}"
     yield from (f"note: {note}" for note in diff.notes)

@@ -27,7 +27,7 @@ def checked(question: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
     validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True, strict=True))(question)
 
     @wraps(question)
-    def asked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Answer:
+    def checked_question(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Answer:
         try:
             return validated(*arguments, **options)
         except ValidationError as error:
@@ -43,7 +43,7 @@ def checked(question: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
                 f"harness.{name}: {where}{given}: {message}. help(harness.{name}) says what it takes."
             ) from None
 
-    return asked
+    return checked_question
 
 
 AnyRecipe = Annotated[Recipe | str | os.PathLike[str], SkipValidation]
@@ -66,17 +66,17 @@ def asked_recipe(recipe: object, overrides: Mapping[str, Any]) -> tuple[str, Rec
     changes = {name: os.fspath(value) if _is_path(value) else value for name, value in overrides.items()}
     if isinstance(recipe, Recipe):
         # checked also without changes, since a Recipe made by model_copy is not
-        name, asked = UNNAMED, changed_recipe(recipe, changes)
+        name, loaded = UNNAMED, changed_recipe(recipe, changes)
     elif _is_path(recipe):
-        name, asked = load_recipe(os.fspath(recipe), changes)
+        name, loaded = load_recipe(os.fspath(recipe), changes)
     else:
         raise InputError(
             f"a recipe is a name, a path or a harness.Recipe, and no {type(recipe).__name__}. "
             "`harness recipes` lists the names."
         )
-    check_data(asked)
-    asked = with_attention(asked)
-    return name, asked
+    check_data(loaded)
+    loaded = with_attention(loaded)
+    return name, loaded
 
 
 def asked_after(

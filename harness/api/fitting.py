@@ -105,16 +105,16 @@ def fit(
     milliseconds and without PyTorch. `margin`: the fraction of the memory that arithmetic leaves to
     fragmentation. Raises InputError for wrong arguments, and for what neither answer can tell.
     """
-    name, asked = asked_recipe(recipe, overrides)
+    name, loaded = asked_recipe(recipe, overrides)
     device = asked_hardware(hardware, memory)
     size = f"{memory:,} B" if isinstance(memory, int) else memory
     where = device.datasheet.title if size is None else size
     if quick:
-        found = ConfirmedFit.by_arithmetic(by_arithmetic(asked, device, margin=margin))
+        found = ConfirmedFit.by_arithmetic(by_arithmetic(loaded, device, margin=margin))
     else:
         quiet_libraries()
-        found = fit_confirmed(asked, device, allocator_settings(os.environ), margin=margin)
-    return FitAnswer(name, where, asked, device, found)
+        found = fit_confirmed(loaded, device, allocator_settings(os.environ), margin=margin)
+    return FitAnswer(name, where, loaded, device, found)
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ def hardware(
     if tokens is not None and tokens < 1:
         raise InputError(f"tokens={tokens}: give the number of tokens to train on, as in 35_000_000.")
     given = read_prices(None, [f"{name}={price}" for name, price in (prices or {}).items()])
-    name, asked = asked_recipe(recipe, overrides)
+    name, loaded = asked_recipe(recipe, overrides)
     quiet_libraries()
-    return Offers(name, asked, compare_hardware(asked, given, best=best), tokens or 0)
+    return Offers(name, loaded, compare_hardware(loaded, given, best=best), tokens or 0)
 
 
 @checked
@@ -173,9 +173,9 @@ def formula(
     `recipe`, `hardware`, `memory` and `overrides` as in harness.napkin. The answer says for which batches and
     sequences it is exact. Raises InputError for wrong arguments, and a recipe that cannot be simulated.
     """
-    name, asked = asked_recipe(recipe, overrides)
+    name, loaded = asked_recipe(recipe, overrides)
     quiet_libraries()
-    return derive(asked, asked_hardware(hardware, memory), name)
+    return derive(loaded, asked_hardware(hardware, memory), name)
 
 
 @checked
@@ -194,6 +194,6 @@ def shard(
     links to each other, for hybrid sharding. Raises InputError for wrong arguments, and a recipe that
     offloads.
     """
-    name, asked = asked_recipe(recipe, overrides)
+    name, loaded = asked_recipe(recipe, overrides)
     quiet_libraries()
-    return divisions(name, asked, asked_hardware(hardware, memory), gpus, group)
+    return divisions(name, loaded, asked_hardware(hardware, memory), gpus, group)

@@ -38,13 +38,13 @@ def run(
     one too, with `complete` false and `oom` or `not_finite` filled. Raises InputError for wrong arguments, a
     folder that is taken, a device that is not there, and a recipe that cannot run here.
     """
-    name, asked = asked_recipe(recipe, overrides)
-    after = asked_after(asked, phases, evaluation)
-    folder = RunFolder(None if out is None else Path(out), name, asked)
+    name, loaded = asked_recipe(recipe, overrides)
+    after = asked_after(loaded, phases, evaluation)
+    folder = RunFolder(None if out is None else Path(out), name, loaded)
     trackers = tracker_names([track] if isinstance(track, str) else track)
     quiet_libraries()
     from harness.training import undisturbed
 
-    tell = track_run(trackers, folder, asked, lambda words: print(words, file=sys.stderr))
+    tell = track_run(trackers, folder, loaded, lambda words: print(words, file=sys.stderr))
     with tell, undisturbed():
-        return measured(asked, folder, device, snapshot=snapshot, after=after)
+        return measured(loaded, folder, device, snapshot=snapshot, after=after)

@@ -183,7 +183,7 @@ def read_question(text: str) -> Question:
         raise InputError("the question is no name=value&name=value. Begin again from the form.") from None
     given = dict(pairs)
     if len(given) < len(pairs):
-        twice = next(name for name in given if sum(name == other for other, _ in pairs) > 1)
+        twice = next(name for name in given if [key for key, _ in pairs].count(name) > 1)
         raise InputError(f"the question says {shortened(twice)} twice. Keep one.")
     for name in given:
         if name not in ASKED and name not in BESIDE:

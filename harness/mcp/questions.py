@@ -102,8 +102,8 @@ class Questions:
         """
 
         def ask(*, recipe: str, overrides: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-            name, asked = self._asked(recipe, overrides)
-            return _answer(name, question(asked, **options))
+            name, loaded = self._name_and_recipe(recipe, overrides)
+            return _answer(name, question(loaded, **options))
 
         options = [
             parameter
@@ -154,8 +154,8 @@ class Questions:
                     for device in all_hardware()
                 ]
             }
-        name, asked = self._asked(recipe, overrides)
-        return _answer(name, api.hardware(asked, prices=prices, best=best, tokens=tokens))
+        name, loaded = self._name_and_recipe(recipe, overrides)
+        return _answer(name, api.hardware(loaded, prices=prices, best=best, tokens=tokens))
 
     def report(
         self,
@@ -233,7 +233,7 @@ class Questions:
                 )
         return path
 
-    def _asked(self, recipe: str, overrides: Mapping[str, Any] | None) -> tuple[str, Recipe]:
+    def _name_and_recipe(self, recipe: str, overrides: Mapping[str, Any] | None) -> tuple[str, Recipe]:
         """The name and the recipe that a tool's arguments describe. Raises InputError where it names a file
         outside the folders, or code that comes with a model."""
         changes = dict(overrides or {})
@@ -247,12 +247,12 @@ class Questions:
                 changes[place] = self._located(place, changes[place])
             elif place in fields:
                 fields[place] = self._located(place, fields[place], *([path.parent] if path else []))
-        asked = check_recipe({**fields, **changes}, origin, list(changes), "overrides")
-        if asked.trust_remote_code:
+        loaded = check_recipe({**fields, **changes}, origin, list(changes), "overrides")
+        if loaded.trust_remote_code:
             raise InputError(
                 "trust_remote_code: this server runs no code that comes with a model. Leave it out."
             )
-        return name, asked
+        return name, loaded
 
     def _recipe_file(self, recipe: str) -> Path | None:
         """The file of a recipe, by its name or its path in the folders; None for a model of harness, which

@@ -40,7 +40,7 @@ class PhaseRoofline:
     peak_flops: float
     """The dense FLOP/s of the recipe's compute dtype."""
     memory_bandwidth: float
-    """In bytes per second."""
+    """The bandwidth of the device's memory, in bytes per second."""
     points: tuple[Point, ...]
     note: str
     """A sentence on where the ceilings and the bytes moved come from."""

@@ -56,9 +56,9 @@ def _answer(question: Question, folder: Path, send: Callable[[Document], None]) 
         send({"answer": known})
     send({"doing": "simulating the step"})
     run = RunFolder(folder, question.name, recipe)
-    asked = question.after
-    phases = ",".join(["train", *asked.after])
-    after = after_training(recipe, phases, asked.evaluation, whole_state=asked.full_state_dict)
+    follows = question.after
+    phases = ",".join(["train", *follows.after])
+    after = after_training(recipe, phases, follows.evaluation, whole_state=follows.full_state_dict)
     profile, memory = simulated(recipe, hardware, settings, after=after)
     profile.provenance["recipe_name"] = question.name
     run.write_snapshot(memory.snapshot())

@@ -40,7 +40,7 @@ class RunOptions:
     """What follows the training steps."""
 
 
-def run_here(name: str, recipe: Recipe, asked: RunOptions) -> tuple[StepProfile | None, Path, int]:
+def run_here(name: str, recipe: Recipe, options: RunOptions) -> tuple[StepProfile | None, Path, int]:
     """Start a rank for every place of the recipe's mesh on this machine, wait for them, and print what went
     wrong.
 
@@ -51,19 +51,19 @@ def run_here(name: str, recipe: Recipe, asked: RunOptions) -> tuple[StepProfile 
     from harness.run_folder import RunFolder, profiles_of_ranks, put_folder_together
 
     quiet_libraries()
-    _refuse_missing_gpus(recipe, asked.device)
+    _refuse_missing_gpus(recipe, options.device)
     _warn_of_many_ranks(recipe)
-    run = RunFolder(asked.out, name, recipe, asked.resume)
+    run = RunFolder(options.out, name, recipe, options.resume)
     folder = run.path
     is_new = not folder.exists()
     run.forget_ranks()
-    with _following(asked, run, recipe):
+    with _following(options, run, recipe):
         # every rank runs this very command; PyTorch's agent tells it which rank it is, and how many there are
         again = [sys.executable, "-m", "harness", *sys.argv[1:], "--out", str(folder)]
-        ending = start_ranks(again, recipe.world_size, asked.patience_s)
+        ending = start_ranks(again, recipe.world_size, options.patience_s)
         reason, status = ending.reason, ending.status
         # this run's own profile is written below, so one that is there already is another run's
-        taken = is_held(folder) or (asked.resume is None and (folder / "profile.json").exists())
+        taken = is_held(folder) or (options.resume is None and (folder / "profile.json").exists())
         profiles = {} if taken else profiles_of_ranks(folder)
         if not profiles:
             if is_new:
@@ -91,16 +91,16 @@ def _warn_of_many_ranks(recipe: Recipe) -> None:
         )
 
 
-def _following(asked: RunOptions, run: RunFolder, recipe: Recipe) -> AbstractContextManager[Any]:
+def _following(options: RunOptions, run: RunFolder, recipe: Recipe) -> AbstractContextManager[Any]:
     """Inside, the trackers follow the run's log."""
     from harness.track import track_run
 
     log = Terminal(stderr=True)
-    return track_run(asked.trackers, run, recipe, lambda words: say(log, words, whole=True))
+    return track_run(options.trackers, run, recipe, lambda words: say(log, words, whole=True))
 
 
 def run_as_rank(
-    name: str, recipe: Recipe, asked: RunOptions, place: PlaceInRanks
+    name: str, recipe: Recipe, options: RunOptions, place: PlaceInRanks
 ) -> tuple[StepProfile | None, Path]:
     """Be one rank. Returns a profile and the run's folder.
 
@@ -114,25 +114,25 @@ def run_as_rank(
     from harness.virtual_gpu import runs_alone
 
     quiet_libraries()
-    kind = asked.device or ("cuda" if num_gpus() else "cpu")
+    kind = options.device or ("cuda" if num_gpus() else "cpu")
     device = kind if kind == "cpu" or ":" in kind else f"{kind}:{place.local_rank}"
-    with joined(place, chosen_device(device), asked.patience_s):
+    with joined(place, chosen_device(device), options.patience_s):
         if runs_alone():  # on a virtual GPU the other ranks are only answered for
-            folder = RunFolder(asked.out, name, recipe, asked.resume)
+            folder = RunFolder(options.out, name, recipe, options.resume)
         else:
-            folder = _agreed(name, recipe, asked, place)
+            folder = _agreed(name, recipe, options, place)
         signs = SignsOfLife(place)
         speaks = place.rank == 0 or runs_alone()
         tells = speaks and not place.watched  # else the process that started the ranks tells the trackers
-        with _following(asked, folder, recipe) if tells else nullcontext():
+        with _following(options, folder, recipe) if tells else nullcontext():
             profile = measured_with_progress(
                 recipe,
                 folder,
                 device,
-                snapshot=asked.snapshot,
+                snapshot=options.snapshot,
                 quiet=not speaks,
                 alive=signs.tell,
-                after=asked.after,
+                after=options.after,
             )
             signs.tell("")
             if isinstance(folder, RankFolder) and not place.watched and profile.complete:
@@ -157,7 +157,7 @@ def _gathered(profile: StepProfile, folder: RankFolder, place: PlaceInRanks) -> 
     return whole
 
 
-def _agreed(name: str, recipe: Recipe, asked: RunOptions, place: PlaceInRanks) -> RankFolder:
+def _agreed(name: str, recipe: Recipe, options: RunOptions, place: PlaceInRanks) -> RankFolder:
     """The run folder that rank 0 chooses for all ranks, since its name has the time in it. Rank 0 holds it
     before another rank writes into it. Raises InputError where rank 0 cannot have it."""
     import torch.distributed as dist
@@ -169,7 +169,7 @@ def _agreed(name: str, recipe: Recipe, asked: RunOptions, place: PlaceInRanks) -
     problem: InputError | None = None
     if place.rank == 0:
         try:
-            folder = RankFolder(asked.out, name, recipe, asked.resume, 0)
+            folder = RankFolder(options.out, name, recipe, options.resume, 0)
             folder.hold()
             chosen = [str(folder.path)]
         except InputError as error:
@@ -179,7 +179,7 @@ def _agreed(name: str, recipe: Recipe, asked: RunOptions, place: PlaceInRanks) -
         raise problem
     if chosen[0] is None:
         raise InputError("rank 0 cannot write the run folder; it says why.")
-    return folder or RankFolder(Path(chosen[0]), name, recipe, asked.resume, place.rank)
+    return folder or RankFolder(Path(chosen[0]), name, recipe, options.resume, place.rank)
 
 
 def _refuse_missing_gpus(recipe: Recipe, device: str | None) -> None:

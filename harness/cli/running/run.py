@@ -122,11 +122,11 @@ def run(
         quiet_libraries()
         status = None
         if loaded.distributed:
-            asked = RunOptions(out, resume, snapshot, device, patience, trackers, after)
+            options = RunOptions(out, resume, snapshot, device, patience, trackers, after)
             if place is None:
-                profile, path, status = run_here(name, loaded, asked)
+                profile, path, status = run_here(name, loaded, options)
             else:
-                profile, path = run_as_rank(name, loaded, asked, place)
+                profile, path = run_as_rank(name, loaded, options, place)
             if profile is None or (place is not None and place.watched):
                 raise typer.Exit(_status(profile, loaded) if profile and status is None else status or 0)
         else:

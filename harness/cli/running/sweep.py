@@ -164,14 +164,14 @@ def _refuse_another_question(folder: Path, plan: Plan) -> None:
     from harness.sweep import Sweep
 
     try:
-        there = Sweep.read(folder / "sweep.json")
+        earlier = Sweep.read(folder / "sweep.json")
     except InputError:  # there is none, or none that can be read
         return
-    asked = attrgetter("kind", "base", "hardware", "grid")
-    if asked(there) != asked(plan) or list(there.axes) != list(plan.axes):
+    question_of = attrgetter("kind", "base", "hardware", "grid")
+    if question_of(earlier) != question_of(plan) or list(earlier.axes) != list(plan.axes):
         raise InputError(
-            f"--out {folder}: it has a {there.kind} sweep of {there.name} over {', '.join(there.axes)}, "
-            "another question than this one. Give another folder."
+            f"--out {folder}: it has a {earlier.kind} sweep of {earlier.name} over "
+            f"{', '.join(earlier.axes)}, another question than this one. Give another folder."
         )
 
 

@@ -125,6 +125,6 @@ def _sentence(name: str, found: Sequence[Try], values: Values | None, largest: i
     beyond = next((attempt for attempt in found if attempt.value == best.value + 1), None)
     if beyond is not None and beyond.profile is not None and beyond.profile.oom is not None:
         oom = beyond.profile.oom
-        asked = "" if oom.requested_bytes is None else f", asking for {in_gib(oom.requested_bytes)}"
-        text += f". {beyond.value} runs out in {oom.phase}{asked}"
+        request = "" if oom.requested_bytes is None else f", asking for {in_gib(oom.requested_bytes)}"
+        text += f". {beyond.value} runs out in {oom.phase}{request}"
     return text

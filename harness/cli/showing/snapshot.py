@@ -110,7 +110,7 @@ def diff(
     from harness.snapshot import diff_held, held_at, recording_of
 
     recordings = [recording_of(load_snapshot(path), device) for path in (before, after)]
-    held = [held_at(one, one.peak if at_peak else one.moment) for one in recordings]
+    held = [held_at(recording, recording.peak if at_peak else recording.moment) for recording in recordings]
     found = diff_held(*held)
     if as_json:
         print(json.dumps(found.as_json(), indent=1))
@@ -118,8 +118,8 @@ def diff(
     from harness.cli.terminal.snapshots import print_held_diff
 
     when = [
-        "at the peak" if at_peak else "where memory ran out" if one.oom else "when it was taken"
-        for one in recordings
+        "at the peak" if at_peak else "where memory ran out" if recording.oom else "when it was taken"
+        for recording in recordings
     ]
     print_held_diff(Terminal(), found, (f"{before} {when[0]}", f"{after} {when[1]}"))
 

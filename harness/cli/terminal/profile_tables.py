@@ -89,9 +89,9 @@ def _ranks_table(ranks: RanksReport) -> Table:
     for name, found in rows.items():
         known = [(value, rank) for value, rank in found if value is not None]
         if known:
-            (least, one), (most, other) = min(known), max(known)
-            of = ms if name.endswith("ms") else in_gib
-            shown.append([name, of(least), str(one), of(most), str(other)])  # type: ignore[arg-type]
+            (least, of_rank), (most, on_rank) = min(known), max(known)
+            in_unit = ms if name.endswith("ms") else in_gib
+            shown.append([name, in_unit(least), str(of_rank), in_unit(most), str(on_rank)])  # type: ignore[arg-type]
     return rows_table(("of all ranks", "least", "on", "most", "on"), shown)
 
 
