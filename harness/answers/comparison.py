@@ -51,8 +51,11 @@ class Comparison:
     """What the answers about one recipe on one device say, row by row."""
 
     name: str
+    """The recipe's name."""
     hardware: str
+    """The device of the reference's profile."""
     reference: str
+    """The source that the others are compared with."""
     predictions: tuple[str, ...]
     """The sources that are compared with the reference."""
     rows: tuple[Row, ...]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from harness.training import AfterStep, Evaluation
 
 Prediction = Literal["napkin", "simulated"]
+"""The kinds of answer that need neither a GPU nor PyTorch's CUDA build."""
 
 
 def predicted(

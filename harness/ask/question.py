@@ -32,7 +32,7 @@ from harness.recipe import (
 )
 from harness.system import parse_yaml, to_yaml
 
-_Many = Annotated[int, Field(gt=0, lt=2**31)]
+_Count = Annotated[int, Field(gt=0, lt=2**31)]
 
 
 class After(BaseModel):
@@ -42,11 +42,11 @@ class After(BaseModel):
 
     after: tuple[Literal["eval", "save"], ...] = ()
     """Behind the training steps: an evaluation as transformers' Trainer does it, and its checkpoint."""
-    eval_batches: _Many | None = None
+    eval_batches: _Count | None = None
     """How many batches an evaluation has; empty: 10."""
-    eval_batch_size: _Many | None = None
+    eval_batch_size: _Count | None = None
     """Their rows, per_device_eval_batch_size; empty: 8."""
-    eval_accumulation_steps: _Many | None = None
+    eval_accumulation_steps: _Count | None = None
     """After so many batches logits go to the host; empty: at the end."""
     eval_loss_only: bool = False
     """Keep no logits: prediction_loss_only, or no compute_metrics."""

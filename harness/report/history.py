@@ -87,6 +87,7 @@ class History:
     partner: NDArray[np.int64]
     """For an allocation the event that frees it, for a free the event that allocated it; -1 for none."""
     before: Before
+    """The allocations from before the recording, which no event allocates."""
     time_us: NDArray[np.int64] | None
     """The time of each event in microseconds since the first; None where the recording has no times."""
     time_is_estimated: bool
@@ -94,6 +95,7 @@ class History:
     trace_index: NDArray[np.int64]
     """The entry of the snapshot's trace that each event is."""
     tree: CallTree
+    """The stacks of all allocations."""
     phases: list[PhaseRun]
     """The phases of the events, in order."""
     segments_then: list[Segment]

@@ -125,6 +125,7 @@ def _environment() -> Any:
 
 
 _WITHIN_A_PATH = re.compile(r"(?<=[./])(?=[A-Za-z*_])")
+"""Where the next part of a module's or a file's path begins."""
 
 
 def _breakable(text: str) -> Any:

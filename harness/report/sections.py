@@ -80,7 +80,9 @@ class Section:
     missing: list[str]
     """Sentences on what cannot be shown, and why."""
     tables: dict[str, Table] = field(default_factory=dict[str, Table])
+    """The tables by name, such as summary and kinds."""
     kinds: list[Kind] = field(default_factory=list[Kind])
+    """The kinds of allocations, the most bytes first, MOST_KINDS at most."""
     answers: Answers | None = None
     data: dict[str, Any] = field(default_factory=dict[str, Any])
     """What the page's scripts draw, as JSON."""

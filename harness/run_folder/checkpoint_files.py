@@ -24,7 +24,9 @@ MAX_MANIFEST_BYTES = 1_000_000
 KEPT = 2
 """How many checkpoints are kept: the last one, and the one before in case the last turns out to be bad."""
 _NAME = re.compile(r"step-(\d{1,12})")
+"""The name of a checkpoint's folder."""
 _PARTIAL = re.compile(r"\.step-\d+\.[0-9a-f]{16}\.partial")
+"""The name of a checkpoint's folder while it is written or removed."""
 
 
 def write_checkpoint(folder: Path, steps_done: int, write: Callable[[Path], None]) -> Path:

@@ -287,14 +287,17 @@ class RankFolder(RunFolder):
         self.checkpoint = None if resume is None else last_checkpoint(resume)
 
     def resume_log(self, steps_done: int) -> None:
+        """As RunFolder, on rank 0; nothing on the others."""
         if self._rank == 0:
             super().resume_log(steps_done)
 
     def log(self, line: dict[str, Any]) -> None:
+        """As RunFolder, on rank 0; nothing on the others."""
         if self._rank == 0:
             super().log(line)
 
     def write_snapshot(self, snapshot: dict[str, Any]) -> None:
+        """Write snapshot.pickle into this rank's folder."""
         from harness.snapshot import write_snapshot
 
         write_snapshot(self._own() / "snapshot.pickle", snapshot)

@@ -24,6 +24,7 @@ class Drawing:
     points: str
     """The points of an SVG polyline."""
     lowest: str
+    """The least value, at the bottom of the drawing."""
     highest: str
     first_step: int
     """Counted from 1, as the last one is."""

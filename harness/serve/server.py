@@ -50,6 +50,7 @@ READ_TIMEOUT_S = 30
 WAITING_CONNECTIONS = 1024
 """The connections that the kernel holds until they are accepted: a script may open a thousand at once."""
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
+"""The content security policy that a page states for itself."""
 ASKED = ("/answer", "/cards", "/simulate")
 """The paths from which the page of a question gets its answers."""
 FROM_THE_PAGE = "X-Harness"
@@ -282,6 +283,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.METHOD_NOT_ALLOWED, _message("Only GET and HEAD are answered."))
 
     def _check_host(self) -> None:
+        """Raise Refused for a request that reached this server under another name than its own."""
         port = self.server.server_port
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or hosts[0].lower() not in (f"{ADDRESS}:{port}", f"localhost:{port}"):

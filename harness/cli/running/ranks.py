@@ -30,10 +30,13 @@ class RunOptions:
     """The options of `harness run`."""
 
     out: Path | None
+    """The run folder; None for profiles/runs/<recipe>-<time>."""
     resume: Path | None
+    """The run folder whose last checkpoint the run goes on from."""
     snapshot: bool
     device: str | None
     patience_s: float
+    """The longest that a rank may be silent, or wait for the others, in seconds."""
     trackers: list[str]
     """The trackers that the run is reported to, by one process whatever the number of ranks."""
     after: AfterStep | None

@@ -24,7 +24,7 @@ Examples:
 The exit status is the command's; 128 + the signal that ended it; 2 for bad input. With --fit or several \
 devices: 0, or 3 where one of them does not hold it, even with the least.
 """
-NOTHING = (
+NOTHING_RECORDED = (
     "nothing was recorded. Where no process has said why: looked for steps in every Python process of the "
     "command, by calls of torch.nn.Module with gradients, Tensor.backward or torch.autograd.backward, and "
     "torch.optim.Optimizer.step, which ends a step. Other optimizers: harness.watch in the program."
@@ -87,10 +87,8 @@ def watch(
     if _show(people, folder, status, gpu):
         say(people, f"run folder: {folder}", whole=True)
     else:
-        complain(
-            NOTHING if status == 0 else f"nothing was recorded, and the command ended with status {status}.",
-            1,
-        )
+        ended = f"nothing was recorded, and the command ended with status {status}."
+        complain(ended if status else NOTHING_RECORDED, 1)
         with suppress(OSError):
             folder.rmdir()  # if it is empty
     raise typer.Exit(status)

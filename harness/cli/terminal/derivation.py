@@ -20,11 +20,13 @@ _SHORT = {
     "setup": "after setup",
     "optimizer_step": "optimizer step",
 }
+"""The headings of columns and rows that differ from the names of categories and phases."""
 _ADVICE = {
     "compute": "compute bound: faster matrix units or fewer FLOPs would help",
     "memory": "memory bound: a larger micro batch, fused kernels or more bandwidth would help",
     "host": "host bound: the GPU waits for the host or its link; a larger micro batch would help",
 }
+"""What would make a step faster, by what bounds its time."""
 
 
 def render(name: str, memory: Memory) -> str:
