@@ -112,9 +112,11 @@ class Comparison:
 def compare(profiles: Sequence[StepProfile], name: str = "recipe") -> Comparison:
     """Put the profiles of one recipe side by side.
 
-    Raises InputError when two have the same source, when they are of different recipes, or when there is
-    nothing to hold a prediction against.
+    Raises InputError when there is none, when two have the same source, when they are of different recipes,
+    or when there is nothing to hold a prediction against.
     """
+    if not profiles:
+        raise InputError(f"{name}: there is no answer to compare.")
     by_source: dict[str, StepProfile] = {}
     for profile in profiles:
         if profile.source in by_source:
