@@ -68,10 +68,12 @@ class Simulator:
         or the generator is closed."""
         turn = object()
         with self._turn_over:
-            if len(self._turns) >= MOST_WAITING:
-                yield {"error": f"{MOST_WAITING} questions wait already. Ask again in a minute.", "fixes": []}
-                return
-            self._turns.append(turn)
+            is_refused = len(self._turns) >= MOST_WAITING
+            if not is_refused:
+                self._turns.append(turn)
+        if is_refused:  # said without the lock, which others need while this page reads it
+            yield {"error": f"{MOST_WAITING} questions wait already. Ask again in a minute.", "fixes": []}
+            return
         try:
             while (ahead := self._ahead(turn)) and listens():
                 yield {"ahead": ahead}
