@@ -9,7 +9,6 @@ from harness.run_folder.collected import (
     put_folder_together,
     put_together,
     read_profile,
-    world_size_of,
 )
 from harness.run_folder.run_folder import FILES, RankFolder, RunFolder, new_path, read_command
 from harness.run_folder.secrets import without_secrets

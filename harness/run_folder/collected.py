@@ -57,14 +57,19 @@ def rank_of(folder: Path) -> int | None:
     return int(number[0]) if number and not folder.is_symlink() else None
 
 
-def put_together(profiles: Mapping[int, StepProfile], world_size: int, ended_by: str | None) -> StepProfile:
-    """The run's profile, made of its ranks' profiles.
+def put_together(
+    profiles: Mapping[int, StepProfile], world_size: int | None = None, ended_by: str | None = None
+) -> StepProfile:
+    """The run's profile, made of its ranks' profiles. `world_size` is by default what they say.
 
     It is the profile of the rank that ran out of memory, or else of the rank with the highest peak, with a
     summary of all ranks. It is complete if every rank's is and nothing ended the run early: `ended_by` says
     in words what did, or is None. In a run of a recipe the losses and the tokens per second in every rank's
     profile are already those of all ranks together (measure/measured_run.py).
     """
+    if world_size is None:
+        stated = (profile.provenance.get("world_size") for profile in profiles.values())
+        world_size = max([max(profiles) + 1, *(size for size in stated if isinstance(size, int))])
     highest = max(profiles, key=lambda rank: _peak(profiles[rank]))
     shown = next((rank for rank, profile in profiles.items() if profile.oom is not None), highest)
     profile = profiles[shown].model_copy(deep=True)
@@ -81,7 +86,10 @@ def put_together(profiles: Mapping[int, StepProfile], world_size: int, ended_by:
 
 
 def put_folder_together(
-    run: Path, profiles: Mapping[int, StepProfile], world_size: int, ended_by: str | None
+    run: Path,
+    profiles: Mapping[int, StepProfile],
+    world_size: int | None = None,
+    ended_by: str | None = None,
 ) -> StepProfile:
     """Write the run's profile into the folder `run`, and the snapshot of the rank whose profile it is."""
     profile = put_together(profiles, world_size, ended_by)
@@ -107,13 +115,7 @@ def read_profile(path: Path) -> StepProfile:
     profiles = {} if os.path.lexists(path / "profile.json") else profiles_of_ranks(path)
     if not profiles:
         return StepProfile.read(path / "profile.json")
-    return put_together(profiles, world_size_of(profiles), None)
-
-
-def world_size_of(profiles: Mapping[int, StepProfile]) -> int:
-    """How many ranks the run had, as far as the profiles that ranks left say it."""
-    stated = (profile.provenance.get("world_size") for profile in profiles.values())
-    return max([max(profiles) + 1, *(size for size in stated if isinstance(size, int))])
+    return put_together(profiles)
 
 
 def _peak(profile: StepProfile) -> tuple[int, int]:

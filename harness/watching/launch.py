@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
-from harness.run_folder import (
-    FILES,
-    RANKS,
-    profiles_of_ranks,
-    put_folder_together,
-    without_secrets,
-    world_size_of,
-)
+from harness.run_folder import FILES, RANKS, profiles_of_ranks, put_folder_together, without_secrets
 from harness.system import PACKAGE, make_folder
 from harness.virtual_gpu import Options, surroundings
 
@@ -89,7 +82,7 @@ def run_watched(
         ) from None
     status = _waited_for(process)
     if ranks := profiles_of_ranks(out):
-        put_folder_together(out, ranks, world_size_of(ranks), None)
+        put_folder_together(out, ranks)
     return status
 
 

@@ -155,7 +155,7 @@ def _gathered(profile: StepProfile, folder: RankFolder, place: PlaceInRanks) -> 
     if texts is None:
         return None
     profiles = {rank: StepProfile.from_json(text, f"rank {rank}") for rank, text in enumerate(texts)}
-    whole = put_together(profiles, place.world_size, None)
+    whole = put_together(profiles, place.world_size)
     folder.write_run(whole)
     return whole
 
