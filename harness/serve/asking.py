@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -121,7 +122,8 @@ class Simulator:
         found: Document | None
         worker, over, began = self._worker, False, time.monotonic()
         self._asked += 1
-        worker.ask(text, self._asked)
+        with suppress(BrokenPipeError):  # it has just died, which is seen below
+            worker.ask(text, self._asked)
         try:
             while not over and listens():
                 found = worker.hear()
@@ -175,6 +177,6 @@ class _Worker:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
+        for stream in filter(None, (self._process.stdin, self._process.stdout)):
+            with suppress(BrokenPipeError):  # by a question that could not be sent
                 stream.close()
