@@ -1,4 +1,7 @@
-"""Ask one answer about one recipe, gather what is there, and put the answers side by side."""
+"""The profile of one recipe by each kind of answer, and the answers side by side.
+
+The kinds of answer are napkin, simulated, emulated and measured.
+"""
 # pyright: reportUnusedImport=false
 
 from harness.answers.comparison import (

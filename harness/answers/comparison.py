@@ -1,4 +1,5 @@
-"""The answers side by side: what each says about every component and phase, and what is unexplained.
+"""The answers about one recipe side by side: what each says about every category and phase, and what remains
+unexplained.
 
 The reference is the measured profile where there is one, else the emulated, else the simulated one. Imports
 no torch.
@@ -15,6 +16,7 @@ from harness.step_profile import PHASES, PhaseStats, StepProfile
 from harness.units import in_gib
 
 SOURCES = ("napkin", "simulated", "emulated", "measured")
+"""The kinds of answer, each of which may be the reference of those before it."""
 Unit = Literal["bytes", "s", "flops"]
 
 
@@ -23,15 +25,15 @@ class Row:
     """One quantity in all the answers."""
 
     place: str
-    """`total`, `at peak`, `step`, or a phase."""
+    """What the quantity is of: `total`, `at peak`, `step`, or a phase."""
     name: str
     unit: Unit
     values: dict[str, float | None]
-    """By source. None: that answer does not know it, or was not asked."""
+    """The value in each source's answer; None where that answer does not know it."""
     reference: str
-    """Whose value the others are measured against."""
+    """The source whose value the others are compared with."""
     comparable: bool = True
-    """False for times on different devices."""
+    """False for times on different kinds of device."""
 
     def ratio(self, source: str) -> float | None:
         """The source's value over the reference's."""
@@ -49,25 +51,28 @@ class Comparison:
     """What the answers about one recipe on one device say, row by row."""
 
     name: str
+    """The recipe's name."""
     hardware: str
+    """The device of the reference's profile."""
     reference: str
+    """The source that the others are compared with."""
     predictions: tuple[str, ...]
-    """The sources that are held against the reference."""
+    """The sources that are compared with the reference."""
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
-    """What a reader has to know to judge the numbers."""
+    """Sentences that a reader needs in order to judge the numbers."""
 
     def peak(self) -> Row:
         """The row that a tolerance applies to: peak allocated."""
         return self.rows[0]
 
     def unexplained_by_category(self, source: str) -> dict[str, float]:
-        """Reference minus `source` at the peak, in bytes, of every category that is not the same."""
+        """Reference minus `source` at the peak, in bytes, for every category in which they differ."""
         rows = {row.name: row.unexplained(source) for row in self.rows if row.place == "at peak"}
         return {name: size for name, size in rows.items() if size}
 
     def unexplained_by_phase(self, source: str) -> dict[str, float]:
-        """Reference minus `source` in bytes, of every phase whose peak is not the same."""
+        """The reference's peak minus that of `source`, in bytes, for every phase in which they differ."""
         rows = {row.place: row.unexplained(source) for row in self.rows if row.name == "peak"}
         return {name: size for name, size in rows.items() if size}
 
@@ -84,7 +89,7 @@ class Comparison:
         return [source for source in self.predictions if is_beyond(peak.values.get(source))]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """The whole comparison as plain data: what `harness validate --json` prints of each recipe."""
         return {
             "name": self.name,
             "hardware": self.hardware,
@@ -107,20 +112,22 @@ class Comparison:
 def compare(profiles: Sequence[StepProfile], name: str = "recipe") -> Comparison:
     """Put the profiles of one recipe side by side.
 
-    Raises InputError when two have the same source, when they are of different recipes, or when there is
-    nothing to hold a prediction against.
+    Raises InputError when there is none, when two have the same source, when they are of different recipes,
+    or when there is nothing to hold a prediction against.
     """
+    if not profiles:
+        raise InputError(f"{name}: there is no answer to compare.")
     by_source: dict[str, StepProfile] = {}
     for profile in profiles:
         if profile.source in by_source:
             raise InputError(f"{name}: there are two {profile.source} profiles. Give one of each source.")
         by_source[profile.source] = profile
     first, *others = profiles
-    for other in others:
-        fields = different_fields(first.recipe or {}, other.recipe or {})
+    for profile in others:
+        fields = different_fields(first.recipe or {}, profile.recipe or {})
         if fields:
             raise InputError(
-                f"{name}: the {first.source} and the {other.source} profile are of different recipes: "
+                f"{name}: the {first.source} and the {profile.source} profile are of different recipes: "
                 f"{described(fields)}. Compare profiles of one recipe."
             )
     reference: str = next((source for source in SOURCES[:0:-1] if source in by_source), "simulated")
@@ -144,32 +151,33 @@ def compare(profiles: Sequence[StepProfile], name: str = "recipe") -> Comparison
     )
 
 
-def different_fields(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The recipe fields that matter to memory and time and differ, with both values.
+def different_fields(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The fields that matter to memory or time in which two recipes differ, with both values.
 
-    A profile older than a field has what the field's default says.
+    A recipe that lacks a field, as older profiles do, has the field's default.
     """
-    names = [name for name in {**one, **other} if name not in EFFECTS]
-    pairs = {name: (one.get(name, _default(name)), other.get(name, _default(name))) for name in names}
+    names = [name for name in {**first, **second} if name not in EFFECTS]
+    pairs = {name: (first.get(name, _default(name)), second.get(name, _default(name))) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _default(name: str) -> Any:
-    """A recipe field's default as JSON has it; None for what is no field."""
+    """The default of a recipe's field as JSON has it; None for a name that is no field."""
     default: Any = Recipe.model_fields[name].default if name in Recipe.model_fields else None
     return list(cast("tuple[str, ...]", default)) if isinstance(default, tuple) else default
 
 
 def described(fields: dict[str, tuple[Any, Any]]) -> str:
-    """ "seq_len is 2048 and 4096"."""
-    return ", ".join(f"{name} is {one} and {other}" for name, (one, other) in fields.items())
+    """What `different_fields` found, in words: "seq_len is 2048 and 4096"."""
+    return ", ".join(f"{name} is {first} and {second}" for name, (first, second) in fields.items())
 
 
 def quantities(profile: StepProfile) -> dict[tuple[str, str, Unit], float | None]:
-    """What is compared, by (place, name, unit), in the order of the table; peak allocated first."""
+    """The quantities of a profile that are compared, by (place, name, unit) as a Row has them, in the order
+    of the table. The first is the peak of allocated memory."""
     memory, step = profile.memory, profile.step
     found: dict[tuple[str, str, Unit], float | None] = {
-        # out of memory, the step has no peak: what was there then is no more than a lower bound
+        # a step that ran out of memory has no peak: what was allocated then is only a lower bound
         ("total", "peak allocated", "bytes"): None if profile.oom else memory.peak_allocated_bytes,
         ("total", "peak reserved", "bytes"): memory.peak_reserved_bytes,
         ("total", "process", "bytes"): memory.process_bytes,
@@ -213,13 +221,13 @@ def _notes(profiles: dict[str, StepProfile]) -> Iterator[str]:
 
 
 def _differences_of_origin(simulated: StepProfile, ran: StepProfile) -> Iterator[str]:
-    """Library versions and allocator settings are part of what is simulated."""
-    here: dict[str, str] = simulated.provenance.get("versions") or {}
-    there: dict[str, str] = ran.provenance.get("versions") or {}
+    """Notes on differences in the versions of libraries and in the attention kernels."""
+    ours: dict[str, str] = simulated.provenance.get("versions") or {}
+    theirs: dict[str, str] = ran.provenance.get("versions") or {}
     versions = [
-        f"{package} {here[package]} simulated, {there[package]} {ran.source}"
-        for package in here
-        if package in there and here[package].partition("+")[0] != there[package].partition("+")[0]
+        f"{package} {ours[package]} simulated, {theirs[package]} {ran.source}"
+        for package in ours
+        if package in theirs and ours[package].partition("+")[0] != theirs[package].partition("+")[0]
     ]
     if versions:
         yield f"different versions: {'; '.join(versions)}"
@@ -229,7 +237,7 @@ def _differences_of_origin(simulated: StepProfile, ran: StepProfile) -> Iterator
 
 
 def _kernels(profile: StepProfile) -> list[str]:
-    """The attention kernels that ran; a measurement has them by their operators' names."""
+    """The attention kernels of a profile by short names. A measured profile has their operators' names."""
     names: list[str] = profile.provenance.get("attention_kernels") or []
     plain = {"aten._safe_softmax": "math"}
     short = re.compile(r"aten\._scaled_dot_product_(\w+)_attention")
@@ -237,7 +245,8 @@ def _kernels(profile: StepProfile) -> list[str]:
 
 
 def unexplained_lines(comparison: Comparison) -> Iterator[str]:
-    """For each prediction the size of what is missing (negative: too much), and in which places it lies."""
+    """A line for each prediction: how many bytes of the peak it lacks (negative: has too many), and in which
+    categories and phases they lie."""
     for source in comparison.predictions:
         total = comparison.peak().unexplained(source)
         parts = [f"{'unknown' if total is None else signed(total)} of the peak"]
@@ -252,5 +261,6 @@ def unexplained_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def signed(size_bytes: float) -> str:
+    """A difference of sizes in GiB with its sign."""
     text = in_gib(int(size_bytes))
     return text if size_bytes < 0 else f"+{text}"

@@ -1,4 +1,4 @@
-"""How long a measurement on a CPU will take at least, known before it begins."""
+"""The least time that a measurement on a CPU will take, estimated before it begins."""
 
 from dataclasses import dataclass
 
@@ -7,34 +7,35 @@ from harness.hardware import DEFAULT_HARDWARE, find_hardware
 from harness.recipe import Recipe
 
 NOT_WORTH_ASKING_FLOPS = 1e12
-"""Of a whole run: any CPU is done with it in seconds."""
+"""A whole run of fewer FLOPs takes any CPU only seconds, and gets no forecast."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run's matrix products alone will take."""
+    """The time that the matrix products of a run will take, which is a lower bound of the run's time."""
 
     steps: int
     flops_per_step: int
-    """With what gradient checkpointing computes again."""
+    """The FLOPs of a step's matrix products, with those that gradient checkpointing computes again."""
     flops_per_s: float
-    """Of a matrix product on this machine, a moment ago."""
+    """The speed of a matrix product on this machine, measured just before."""
     dtype: str
+    """The dtype of that matrix product: the recipe's compute dtype."""
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step, at least: nothing but its matrix products is counted."""
+        """The least time of a step, in seconds."""
         return self.flops_per_step / self.flops_per_s
 
     @property
     def run_s(self) -> float:
-        """Seconds of all steps, at least."""
+        """The least time of all steps, in seconds."""
         return self.steps * self.step_s
 
 
 def forecast_on_cpu(recipe: Recipe) -> Forecast | None:
-    """From napkin's FLOPs and a matrix product tried here; None for a small run, and for a model whose FLOPs
-    napkin does not know."""
+    """The forecast from napkin's FLOPs and the speed of a matrix product that is tried now; None for a run of
+    few FLOPs, and for a model whose FLOPs napkin does not know."""
     from harness.measure import matmul_flops_per_s, total_steps
     from harness.napkin import Timing, estimate
 

@@ -1,4 +1,6 @@
-"""Whether a second profile takes more memory than a first by more than is allowed. Imports no torch."""
+"""`harness diff --fail-above`: whether a peak grew from one profile to another by more than is allowed.
+Imports no torch.
+"""
 
 import re
 from collections.abc import Iterator
@@ -14,20 +16,21 @@ from harness.units import in_gib
 
 @dataclass(frozen=True)
 class Allowed:
-    """By how much a peak may grow."""
+    """By how much a peak may grow: by a share of itself, or by a number of bytes."""
 
     text: str
+    """The limit as the user wrote it."""
     share: float | None
-    """Of the first profile's peak; None: `size_bytes` counts."""
+    """The share of the first profile's peak; None where `size_bytes` is the limit."""
     size_bytes: int = 0
 
     def bytes_of(self, first: int) -> int:
-        """What may be added to a peak of `first` bytes."""
+        """How many bytes a peak of `first` bytes may grow by."""
         return self.size_bytes if self.share is None else int(first * self.share)
 
 
 def allowed(text: str) -> Allowed:
-    """Read "5%", or a size such as "512MiB"; 0 allows nothing. Raises InputError."""
+    """Read a limit: "5%", a size such as "512MiB", or 0 for no growth. Raises InputError."""
     percent = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%?\s*", text)
     if percent is not None and ("%" in text or float(percent[1]) == 0):
         return Allowed(text.strip(), float(percent[1]) / 100)
@@ -40,15 +43,15 @@ def allowed(text: str) -> Allowed:
 
 
 def diff_document(diff: ProfileDiff, names: tuple[str, str], limit: Allowed | None) -> dict[str, Any]:
-    """What `harness diff --json` prints, as plain data: with a limit also which peaks are beyond it."""
+    """What `harness diff --json` prints, as plain data; with a limit also the peaks that grew beyond it."""
     gate = {} if limit is None else {"fail_above": limit.text, "beyond": list(beyond(diff, limit))}
     return {"first": names[0], "second": names[1], **diff.as_json(), **gate}
 
 
 def beyond(diff: ProfileDiff, limit: Allowed) -> Iterator[str]:
     """A sentence for each peak that grew by more than `limit`: the training's, and those of evaluation,
-    generation and saving. A second profile that has no peak, for it ran out of memory, is beyond any limit.
-    Raises InputError where the first has none.
+    generation and saving. A second profile without a peak, because its run ended before, is beyond any limit.
+    Raises InputError where the first profile has no peak.
     """
     if diff.peak.first is None:
         raise InputError("--fail-above: the first profile has no peak to hold the second against.")

@@ -1,4 +1,6 @@
-"""The answers about a recipe for `harness validate`: given, found in profiles/, or made now."""
+"""The answers that `harness validate` compares: profiles that are given or found in profiles/, and those that
+are made now.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +21,14 @@ from harness.system import profiles_folder
 
 @dataclass
 class Case:
-    """One recipe on one device of the table, and the profiles that are there already."""
+    """One recipe on one device of the table, and the profiles of it so far."""
 
     name: str
     recipe: Recipe
     hardware: Hardware
     profiles: list[StepProfile] = field(default_factory=list[StepProfile])
     notes: list[str] = field(default_factory=list[str])
+    """Sentences about the answers that are missing, and why."""
 
     def has(self, source: str) -> bool:
         """Whether there is a profile of this source."""
@@ -41,9 +44,10 @@ def gather(
 ) -> list[Case]:
     """The cases that the command's arguments name: recipes with overrides, or profiles; and a device.
 
-    Each recipe, with its name, is measured by `measure` if it is given. `memory`: of the device that is
-    predicted for, as in 16GiB. With `emulate`, recipes run on a virtual GPU too. Raises InputError for what
-    cannot be read, for nothing to validate, and for overrides of a profile's recipe.
+    `measure` is called with each recipe and its name, where it is given, and returns the measured profile.
+    `memory` is the size of the device that is predicted for, as in 16GiB. With `emulate` each recipe runs on
+    a virtual GPU too. Raises InputError for what cannot be read, where no recipe and no profile is named, and
+    for overrides of a profile's recipe.
     """
     arguments = [_profile_in(text) for text in arguments]
     paths = [text for text in arguments if _is_profile(text)]
@@ -70,20 +74,20 @@ def gather(
             case.profiles.append(measure(name, recipe))
             case.hardware = hardware if named else table_device(case.profiles[0]) or hardware
         else:
-            _find_ran(case, "measured")
+            _find_committed(case, "measured")
         if emulate:
             case.profiles.append(emulated(name, recipe, case.hardware))
         else:
-            _find_ran(case, "emulated")
+            _find_committed(case, "emulated")
         cases.append(case)
     return cases
 
 
 def complete(case: Case, sources: Sequence[Prediction] = ("napkin", "simulated")) -> None:
-    """Predict what is missing of the case. An answer that cannot be given is noted, with its reason."""
-    there = next((profile for profile in case.profiles if profile.source in ("measured", "emulated")), None)
-    # what ran did so under its own allocator settings
-    environment: Mapping[str, str] = os.environ if there is None else there.provenance.get("settings") or {}
+    """Add the predictions of `sources` that the case lacks, or a note on why one cannot be made."""
+    ran = next((profile for profile in case.profiles if profile.source in ("measured", "emulated")), None)
+    # a prediction is held against what ran, and so has the allocator settings under which that ran
+    environment: Mapping[str, str] = os.environ if ran is None else ran.provenance.get("settings") or {}
     for source in sources:
         if not case.has(source):
             try:
@@ -93,7 +97,7 @@ def complete(case: Case, sources: Sequence[Prediction] = ("napkin", "simulated")
 
 
 def _profile_in(text: str) -> str:
-    """The profile of a run folder; anything else as it is."""
+    """The profile's path for a run folder; any other argument as it is."""
     inside = os.path.join(text, "profile.json")
     return inside if os.path.lexists(inside) else text
 
@@ -103,7 +107,8 @@ def _is_profile(text: str) -> bool:
 
 
 def _of_profiles(paths: Sequence[str], hardware: Hardware | None) -> list[Case]:
-    """Profiles of one recipe on one device belong to one case, named after the first one's file."""
+    """The cases of some profiles. Profiles of one recipe on one device are one case, named after the first
+    one's file. `hardware` replaces the device that a profile names."""
     cases: dict[Any, Case] = {}
     for text in paths:
         path = Path(text)
@@ -114,7 +119,7 @@ def _of_profiles(paths: Sequence[str], hardware: Hardware | None) -> list[Case]:
                 "compare with. Show it by `harness report`."
             )
         device = hardware or table_device(profile) or find_hardware(DEFAULT_HARDWARE)
-        recipe = check_recipe(profile.recipe, f"{path}: recipe")  # an older one lacks newer fields
+        recipe = check_recipe(profile.recipe, f"{path}: recipe")  # an older profile lacks newer fields
         key = device.name, repr(recipe.model_dump(exclude=set(EFFECTS)))
         if key not in cases:
             cases[key] = Case(_name(path), recipe, device)
@@ -123,12 +128,12 @@ def _of_profiles(paths: Sequence[str], hardware: Hardware | None) -> list[Case]:
 
 
 def _name(path: Path) -> str:
-    """profiles/h200/smoke.measured.json is smoke; a run folder's profile.json has the folder's name."""
+    """The name of a profile: smoke for profiles/h200/smoke.measured.json, the folder's for a run folder."""
     return path.absolute().parent.name if path.name == "profile.json" else path.name.split(".json")[0]
 
 
-def _find_ran(case: Case, source: str) -> None:
-    """Take profiles/<gpu>/<recipe>.<source>.json if it is of this very recipe, or say why not."""
+def _find_committed(case: Case, source: str) -> None:
+    """Add profiles/<gpu>/<recipe>.<source>.json to the case, or a note if it is of another recipe."""
     path = profiles_folder() / case.hardware.name / f"{case.name}.{source}.json"
     if not path.exists():
         return

@@ -1,4 +1,4 @@
-"""Ask one answer about one recipe: where commands, sweeps, validate and pages get every profile from."""
+"""The profile of one recipe by one kind of answer: commands, sweeps and pages get every profile from here."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from harness.training import AfterStep, Evaluation
 
 Prediction = Literal["napkin", "simulated"]
+"""The kinds of answer that need neither a GPU nor PyTorch's CUDA build."""
 
 
 def predicted(
@@ -46,11 +47,11 @@ def predicted(
 def simulated(
     recipe: Recipe, hardware: Hardware, settings: Settings, rank: int = 0, after: AfterStep | None = None
 ) -> tuple[StepProfile, SimulatedMemory]:
-    """The simulated profile with advice where the memory runs out, and the memory with its history: of `rank`
-    where the recipe divides a step among several.
+    """The simulated profile, with advice where the memory runs out, and the memory with its history.
 
-    `after`: what to simulate behind the training steps. An evaluation that takes more than a step is
-    simulated in other ways too.
+    `rank` is the one that is simulated where the recipe divides a step among several. `after` says what is
+    simulated after the training steps. An evaluation that takes more memory than a step is also simulated in
+    the other ways to evaluate.
     """
     from harness.fit import advise, tensor_in_words
     from harness.simulate import simulate
@@ -73,21 +74,21 @@ def _add_other_ways(
     settings: Settings,
     rank: int,
 ) -> None:
-    """How else to evaluate where all logits, or too many of them, stay on the device."""
+    """Add to `stats` what the evaluation would take if its logits went to the host after each batch, and if
+    none were kept: where they are kept, and the evaluation takes more memory than a step."""
     from harness.simulate import simulate
     from harness.training import AfterStep
 
     peak, step = profile.phases.get("evaluation"), profile.memory.peak_allocated_bytes or 0
     ran_out = profile.oom is not None and profile.oom.phase == "evaluation"
-    less = peak is None or (not ran_out and (peak.peak_allocated_bytes or 0) <= step)
-    if less or not evaluation.keep_logits:
+    is_small = peak is None or (not ran_out and (peak.peak_allocated_bytes or 0) <= step)
+    if is_small or not evaluation.keep_logits:
         return
-    ways = [replace(evaluation, accumulation_steps=1), replace(evaluation, keep_logits=False)]
-    for way in ways:
+    for way in (replace(evaluation, accumulation_steps=1), replace(evaluation, keep_logits=False)):
         if way == evaluation:
             continue
-        other, _ = simulate(recipe, hardware, settings, rank=rank, after=AfterStep(way), explain_oom=False)
-        found = other.evaluation
+        tried, _ = simulate(recipe, hardware, settings, rank=rank, after=AfterStep(way), explain_oom=False)
+        found = tried.evaluation
         assert found is not None
         if stats.logits_bytes is None:
             stats.logits_bytes, stats.logits_dtype = found.logits_bytes, found.logits_dtype
@@ -95,8 +96,8 @@ def _add_other_ways(
             EvaluationWay(
                 accumulation_steps=way.accumulation_steps,
                 keeps_logits=way.keep_logits,
-                fits=other.oom is None,
-                peak_allocated_bytes=None if other.oom else other.phases["evaluation"].peak_allocated_bytes,
+                fits=tried.oom is None,
+                peak_allocated_bytes=None if tried.oom else tried.phases["evaluation"].peak_allocated_bytes,
                 host_bytes=found.host_bytes,
             )
         )
@@ -112,10 +113,10 @@ def measured(
     after: AfterStep | None = None,
     alive: Callable[[str], None] | None = None,
 ) -> StepProfile:
-    """The profile of a run on `device` of this machine (default: the first GPU, else the CPU) into `folder`.
+    """Run the recipe on `device` of this machine (default: the first GPU, else the CPU), write the run to
+    `folder`, and return its profile.
 
-    `after`: what to measure behind the training steps.
-
+    `after` says what is measured after the training steps. `alive` is called with each phase that begins.
     Raises InputError for a device that is not there, and where the host's memory cannot hold the recipe.
     """
     from harness.fit import advise, check_host_memory
@@ -137,9 +138,8 @@ def measured(
 
 
 def emulated(name: str, recipe: Recipe, hardware: Hardware) -> StepProfile:
-    """The answer of `harness run --gpu`, in a process of its own: this one's torch sees no virtual GPU.
-
-    Raises InputError where there can be none, with what that process said.
+    """The profile of `harness run --gpu`, in a process of its own, since the torch of this one has no virtual
+    GPU. Raises InputError where none can be had, and where that process fails, with its last line.
     """
     from harness.virtual_gpu import why_not
 

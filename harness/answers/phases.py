@@ -1,4 +1,4 @@
-"""What is to be looked at behind the training steps, as people name it. Imports torch when it is asked."""
+"""What follows the training steps, as --phases and `phases=` name it. Imports torch when it is called."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from harness.training import AfterStep
 
 PHASES_OF_A_RUN = ("train", "eval", "save")
+"""The names of the phases that can be asked for."""
 
 
 def after_training(
@@ -21,11 +22,12 @@ def after_training(
     *,
     whole_state: bool = False,
 ) -> "AfterStep | None":
-    """What `phases`, names with commas between them, says behind train; None for train alone.
+    """What follows the training steps, as `phases` says, such as "train,eval,save"; None for "train" alone.
 
-    `evaluation`: the field of Evaluation and its value, by the option that gives it. `named`: how `phases`
-    is written where it is asked for. `whole_state`: rank 0 writes the checkpoint of a divided model. Raises
-    InputError for a phase or a field there is none of, and for options without the phase they belong to.
+    `evaluation` holds a field of Evaluation and its value by the option that sets it, and `named` is how
+    `phases` is written where the user sets it: both are for messages. With `whole_state` rank 0 gathers a
+    divided model for its checkpoint. Raises InputError for a phase or a field that does not exist, and for an
+    option whose phase is not asked for.
     """
     names = [name.strip() for name in phases.split(",")]
     for name in names:
@@ -55,5 +57,5 @@ def after_training(
         if field not in known:
             hint = nearest(field, known)
             raise InputError(f"evaluation: there is no {field}.{hint} It has {', '.join(known)}.")
-    asked: dict[str, Any] = {field: value for field, value in evaluation.values()}
-    return AfterStep(Evaluation(**asked) if "eval" in names else None, "save" in names, whole_state)
+    settings: dict[str, Any] = {field: value for field, value in evaluation.values()}
+    return AfterStep(Evaluation(**settings) if "eval" in names else None, "save" in names, whole_state)

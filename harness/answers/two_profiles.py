@@ -1,4 +1,6 @@
-"""Two profiles of any recipes, libraries or devices: where their bytes differ. Imports no torch."""
+"""`harness diff`: where the bytes and the times of two profiles differ, whatever their recipes, libraries or
+devices are. Imports no torch.
+"""
 
 import os
 import re
@@ -6,7 +8,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,20 +28,20 @@ from harness.step_profile import (
 from harness.units import in_gib, in_ms, ms
 
 MODULES = 8
+"""The most modules that are listed."""
 MOST_ONLY_ONE = 3
-"""Allocations that only one of two simulations makes: so many a phase."""
+"""The most allocations that are listed for a phase and a simulation as made in this one only."""
 OUT_OF_MEMORY = 3
-"""Status of a simulation that ran out of memory: its profile is on stdout all the same."""
+"""The exit status of a simulation that ran out of memory. It prints its profile all the same."""
 TIMEOUT_S = 3600
-
-
+"""The longest that a simulation by another interpreter may take, in seconds."""
 _SETTING = re.compile(r"(\w+)=(\([^)]*\)|[^,()]+)")
-"""One of the allocator's settings, as a simulation notes them."""
+"""One of the allocator's settings in a simulated profile's provenance: its name and its value."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One number of both, in bytes; None where a profile does not know it."""
+    """One quantity in both profiles, in bytes; None where a profile does not know it."""
 
     place: str
     name: str
@@ -54,7 +56,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class OnlyOne:
-    """What only one of two simulations asks for in a phase: sizes in bytes and the lines that ask."""
+    """The allocations of a phase that only one of two simulations makes: the size of each in bytes, and the
+    line of code that asks for it."""
 
     phase: str
     first: list[tuple[int, str]]
@@ -69,7 +72,7 @@ class TimeDifference:
     second: TimeStats
     tokens_per_s: tuple[float | None, float | None]
     by_kernel: dict[str, tuple[float, float]]
-    """By class of kernel, the largest change first; empty where one of them does not know."""
+    """The seconds of each kind of kernel in both, the largest change first; empty where one does not know."""
 
     @property
     def change(self) -> float:
@@ -82,7 +85,10 @@ class TimeDifference:
             "first": self.first.model_dump(),
             "second": self.second.model_dump(),
             "tokens_per_s": self.tokens_per_s,
-            "by_kernel": {kernel: {"first": a, "second": b} for kernel, (a, b) in self.by_kernel.items()},
+            "by_kernel": {
+                kernel: {"first": first, "second": second}
+                for kernel, (first, second) in self.by_kernel.items()
+            },
         }
 
 
@@ -91,22 +97,25 @@ class ProfileDiff:
     """What differs between two profiles."""
 
     recipe: dict[str, tuple[Any, Any]]
-    """Fields of the recipe that matter to memory or time."""
+    """The fields that matter to memory or time and differ, with both values."""
     versions: dict[str, tuple[str | None, str | None]]
+    """The libraries whose versions differ, with both; None where a profile does not name the library."""
     notes: list[str]
+    """Sentences about other differences: source, device, attention kernels, allocator settings."""
     peak: Difference
+    """The peak of allocated memory."""
     bytes: list[Difference]
-    """Totals, categories and phases that differ; not the peak."""
+    """The totals, categories and phases that differ, besides `peak`."""
     modules: list[Difference]
-    """At the peak, layers of one kind together, the largest change first."""
+    """The bytes of modules at the peak, layers of one kind together, the largest change first."""
     ranks: tuple[list[str], list[str]]
-    """Of a profile of several ranks, what its ranks are like side by side."""
+    """Sentences that compare the ranks of a profile with one another; empty for one of a single process."""
     divergences: list[OnlyOne] = field(default_factory=list["OnlyOne"])
-    """By phase the first allocations that only one makes, where both left their histories."""
+    """The first allocations of each phase that only one makes, where both recorded their histories."""
     time: TimeDifference | None = None
-    """Of a step, where both know how long it takes."""
+    """The time of a step; None where a profile does not know it."""
     second_ran_out: bool = False
-    """Out of memory, which the first did not."""
+    """Whether the second ran out of memory and the first did not."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -116,39 +125,38 @@ class ProfileDiff:
             "notes": self.notes,
             "ranks": self.ranks,
             "time_s": self.time and self.time.as_json(),
-            "differences": [
-                {"place": d.place, "name": d.name, "first": d.first, "second": d.second}
-                for d in (self.peak, *self.bytes, *self.modules)
-            ],
+            "differences": [asdict(row) for row in (self.peak, *self.bytes, *self.modules)],
             "divergences": [
                 {
-                    "phase": d.phase,
-                    "only_first": [("alloc", *made) for made in d.first],
-                    "only_second": [("alloc", *made) for made in d.second],
+                    "phase": only.phase,
+                    "only_first": [("alloc", *allocation) for allocation in only.first],
+                    "only_second": [("alloc", *allocation) for allocation in only.second],
                 }
-                for d in self.divergences
+                for only in self.divergences
             ],
         }
 
 
 def diff_profiles(first: StepProfile, second: StepProfile) -> ProfileDiff:
-    """What differs. Any two profiles can be held against each other."""
+    """What differs between two profiles, whatever their sources, recipes and devices."""
     known = [_bytes(profile) for profile in (first, second)]
     places = dict.fromkeys([*known[0], *known[1]])
-    peak, *rest = (Difference(*key, known[0].get(key), known[1].get(key)) for key in places)
+    peak, *others = (Difference(*key, known[0].get(key), known[1].get(key)) for key in places)
     modules = [by_kind_of_module(p.memory.at_peak_by_module or {}) for p in (first, second)]
     changes = [
         Difference("module", name, modules[0].get(name, 0), modules[1].get(name, 0))
         for name in (set(modules[0]) | set(modules[1]) if all(modules) else ())
     ]
     changes.sort(key=lambda change: (-abs(change.change or 0), change.name))
-    of_recipes = first.recipe is not None and second.recipe is not None  # else a command's: harness watch
+    of_recipes = (
+        first.recipe is not None and second.recipe is not None
+    )  # a profile of `harness watch` has none
     return ProfileDiff(
         recipe=different_fields(first.recipe or {}, second.recipe or {}) if of_recipes else {},
         versions=_versions(first, second),
         notes=list(_notes(first, second)),
         peak=peak,
-        bytes=[change for change in [*rest, *_ranks(first, second)] if change.first != change.second],
+        bytes=[change for change in [*others, *_ranks(first, second)] if change.first != change.second],
         modules=[change for change in changes if change.change],
         ranks=(_side_by_side(first), _side_by_side(second)),
         time=_time(first, second),
@@ -157,14 +165,15 @@ def diff_profiles(first: StepProfile, second: StepProfile) -> ProfileDiff:
 
 
 def _time(first: StepProfile, second: StepProfile) -> TimeDifference | None:
+    """The time of a step in both; None where one does not know it."""
     times = first.step.time_s, second.step.time_s
     if not all(time.median for time in times):
         return None
-    here, there = first.kernels_s(), second.kernels_s()
-    both = {name: (here.get(name, 0.0), there.get(name, 0.0)) for name in {**here, **there}}
+    before, after = first.kernels_s(), second.kernels_s()
+    both = {name: (before.get(name, 0.0), after.get(name, 0.0)) for name in {**before, **after}}
     changes = sorted(both.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
     tokens = first.step.tokens_per_s, second.step.tokens_per_s
-    return TimeDifference(*times, tokens, dict(changes) if here and there else {})
+    return TimeDifference(*times, tokens, dict(changes) if before and after else {})
 
 
 def _side_by_side(profile: StepProfile) -> list[str]:
@@ -172,7 +181,7 @@ def _side_by_side(profile: StepProfile) -> list[str]:
 
 
 def _ranks(first: StepProfile, second: StepProfile) -> Iterator[Difference]:
-    """Each rank's peak; of a profile of one process, its own is in no rank."""
+    """The peak of each rank, where a profile is of several."""
     peaks = [
         {} if p.ranks is None else {r.rank: r.peak_allocated_bytes for r in p.ranks.ranks}
         for p in (first, second)
@@ -182,7 +191,8 @@ def _ranks(first: StepProfile, second: StepProfile) -> Iterator[Difference]:
 
 
 def _bytes(profile: StepProfile) -> dict[tuple[str, str], int | None]:
-    """By place and name: the totals, the categories at the peak, the phases' peaks; peak allocated first."""
+    """The bytes of a profile by place and name: totals, categories at the peak and phases. The first is the
+    peak of allocated memory."""
     found: dict[tuple[str, str], int | None] = {
         (place, name): None if value is None else int(value)
         for (place, name, unit), value in quantities(profile).items()
@@ -194,11 +204,11 @@ def _bytes(profile: StepProfile) -> dict[tuple[str, str], int | None]:
 
 
 def _versions(first: StepProfile, second: StepProfile) -> dict[str, tuple[str | None, str | None]]:
-    here, there = (cast("dict[str, str]", p.provenance.get("versions") or {}) for p in (first, second))
+    before, after = (cast("dict[str, str]", p.provenance.get("versions") or {}) for p in (first, second))
     return {
-        name: (here.get(name), there.get(name))
-        for name in {**here, **there}
-        if here.get(name) != there.get(name)
+        name: (before.get(name), after.get(name))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
     }
 
 
@@ -207,15 +217,15 @@ def _notes(first: StepProfile, second: StepProfile) -> Iterator[str]:
         yield f"the first is {first.source}, the second {second.source}"
     if first.hardware.name != second.hardware.name:
         yield f"the first is on {first.hardware.name}, the second on {second.hardware.name}"
-    here, there = (profile.provenance.get("attention_kernels") for profile in (first, second))
-    if here != there:
-        yield f"attention kernels: {here} and {there}"
+    kernels = [profile.provenance.get("attention_kernels") for profile in (first, second)]
+    if kernels[0] != kernels[1]:
+        yield f"attention kernels: {kernels[0]} and {kernels[1]}"
     settings = [dict(_SETTING.findall(str(p.provenance.get("allocator")))) for p in (first, second)]
     if all(settings):
         for name in {**settings[0], **settings[1]}:
-            here, there = (of_one.get(name) for of_one in settings)
-            if here != there:
-                yield f"allocator: {name} is {here} and {there}"
+            before, after = (values.get(name) for values in settings)
+            if before != after:
+                yield f"allocator: {name} is {before} and {after}"
     for which, profile in (("first", first), ("second", second)):
         if profile.oom is not None:
             yield f"the {which} runs out of memory in {profile.oom.phase}: it has no peak"
@@ -224,10 +234,10 @@ def _notes(first: StepProfile, second: StepProfile) -> Iterator[str]:
 def simulated_by(
     python: str, recipe: Recipe, hardware: Hardware, memory: str | None = None
 ) -> tuple[StepProfile, dict[str, Any] | None]:
-    """The recipe simulated by another interpreter with its own libraries: the profile and its snapshot.
+    """Simulate the recipe by another interpreter with its own libraries. Returns profile and snapshot.
 
-    This very harness runs there. `memory`: of the device, as on a command line. Raises InputError for what
-    does not run, with what it said.
+    The interpreter `python` runs this very harness. `memory` is the size of the device, as on a command line.
+    Raises InputError where it cannot run, fails or takes too long, with its last line.
     """
     package = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
@@ -254,24 +264,30 @@ def simulated_by(
         except subprocess.TimeoutExpired:
             raise InputError(f"--python {python}: no answer in {TIMEOUT_S} s.") from None
         if done.returncode not in (0, OUT_OF_MEMORY):
-            said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-            raise InputError(f"--python {python}: the simulation does not run there: {said}")
+            last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            raise InputError(f"--python {python}: the simulation does not run there: {last_line}")
         snapshot = out / "snapshot.pickle"
         profile = StepProfile.from_json(done.stdout, f"what {python} simulates")
         return profile, read_snapshot(snapshot) if snapshot.exists() else None
 
 
 def asked_by_one(first: dict[str, Any], second: dict[str, Any]) -> list[OnlyOne]:
-    """By phase the first allocations that only one of two simulated snapshots has, in whatever order."""
-    asked = [_asked(snapshot) for snapshot in (first, second)]
-    phases = dict.fromkeys((*asked[0], *asked[1]))
-    both = {phase: [of_one.get(phase, []) for of_one in asked] for phase in phases}
-    found = [OnlyOne(phase, _more(one, other), _more(other, one)) for phase, (one, other) in both.items()]
+    """The first allocations of each phase that only one of two simulated snapshots makes. An allocation that
+    is made at another point of the phase is no difference."""
+    here, there = _allocations(first), _allocations(second)
+    found = [
+        OnlyOne(
+            phase,
+            _missing(here.get(phase, []), there.get(phase, [])),
+            _missing(there.get(phase, []), here.get(phase, [])),
+        )
+        for phase in {**here, **there}
+    ]
     return [only for only in found if only.first or only.second]
 
 
-def _asked(snapshot: dict[str, Any]) -> dict[str, list[tuple[int, str]]]:
-    """Of a simulation, by phase: the size of each allocation and the line that asks for it."""
+def _allocations(snapshot: dict[str, Any]) -> dict[str, list[tuple[int, str]]]:
+    """The allocations of a simulation by phase: the size of each in bytes, and the line that asks for it."""
     found: dict[str, list[tuple[int, str]]] = {}
     recording = recording_of(snapshot)
     for entry, phase in zip(recording.trace, recording.phases, strict=True):
@@ -280,52 +296,57 @@ def _asked(snapshot: dict[str, Any]) -> dict[str, list[tuple[int, str]]]:
     return found
 
 
-def _more(ones: list[tuple[int, str]], others: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The first of `ones` of which there are fewer among `others`; a line that moved is no difference."""
-    too_many = Counter(size for size, _ in ones) - Counter(size for size, _ in others)
-    unpaired = Counter(ones) - Counter(others)
+def _missing(ours: list[tuple[int, str]], theirs: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The first MOST_ONLY_ONE of `ours` that are missing among `theirs`. One of the same size that another
+    line asks for is not missing."""
+    too_many = Counter(size for size, _ in ours) - Counter(size for size, _ in theirs)
+    unpaired = Counter(ours) - Counter(theirs)
     found: list[tuple[int, str]] = []
-    for made in ones:
-        if too_many[made[0]] and unpaired[made]:
-            too_many[made[0]] -= 1
-            unpaired[made] -= 1
-            found.append(made)
+    for allocation in ours:
+        if too_many[allocation[0]] and unpaired[allocation]:
+            too_many[allocation[0]] -= 1
+            unpaired[allocation] -= 1
+            found.append(allocation)
     return found[:MOST_ONLY_ONE]
 
 
 def _percent(share: float) -> str:
+    """A relative change with its sign, with more digits where it is small."""
     return f"{share:+.1%}" if abs(share) >= 0.001 else f"{share:+.3%}"
 
 
 def _time_lines(time: TimeDifference) -> Iterator[str]:
-    """How long a step takes and of what the change is made; how sure, where the estimates say so."""
+    """How long a step takes in both, how sure that is where the estimates say so, and the kernels that make
+    the change."""
     first, second = time.first.median or 0.0, time.second.median or 0.0
-    here, there = time.tokens_per_s
-    rates = f"  {here:,.0f} and {there:,.0f} tokens/s: {_percent(there / here - 1)}" if here and there else ""
+    before, after = time.tokens_per_s
+    rates = ""
+    if before and after:
+        rates = f"  {before:,.0f} and {after:,.0f} tokens/s: {_percent(after / before - 1)}"
     if first == second:
         yield f"time of a step: {in_ms(first)}, the same"
-        if rates and here != there:
+        if rates and before != after:
             yield rates
         return
     change = f"{time.change * 1e3:+,.1f} ms ({_percent(time.change / first)})"
     yield f"time of a step: {in_ms(first)} and {in_ms(second)}: {change}"
     if rates:
         yield rates
-    ranges = [(each.p10, each.p90) for each in (time.first, time.second)]
+    ranges = [(stats.p10, stats.p90) for stats in (time.first, time.second)]
     if all(low is not None and high is not None for low, high in ranges):
-        said = " and ".join(f"{ms(low or 0)} to {ms(high or 0)}" for low, high in ranges)
-        yield f"  from and to, four times of five: {said} ms"
+        both = " and ".join(f"{ms(low or 0)} to {ms(high or 0)}" for low, high in ranges)
+        yield f"  from and to, four times of five: {both} ms"
     if parts := change_of_time_in_words(time.by_kernel):
         yield f"  of it {parts}"
 
 
 def diff_lines(diff: ProfileDiff, names: tuple[str, str]) -> Iterator[str]:
-    """For a terminal."""
+    """What `harness diff` prints, line by line. `names` are those of the two profiles."""
     yield f"first:  {names[0]}"
     yield f"second: {names[1]}"
     if diff.versions:
-        said = (f"{name} {a or '(none)'} and {b or '(none)'}" for name, (a, b) in diff.versions.items())
-        yield f"versions: {'; '.join(said)}"
+        versions = (f"{name} {a or '(none)'} and {b or '(none)'}" for name, (a, b) in diff.versions.items())
+        yield f"versions: {'; '.join(versions)}"
     if diff.recipe:
         yield f"recipe: {described(diff.recipe)}"
     yield from (f"note: {note}" for note in diff.notes)
@@ -357,6 +378,6 @@ def diff_lines(diff: ProfileDiff, names: tuple[str, str]) -> Iterator[str]:
         yield ""
         yield "the first allocations that only one of them makes"
         for only in diff.divergences:
-            for which, made in (("first", only.first), ("second", only.second)):
-                for size_bytes, where in made:
+            for which, allocations in (("first", only.first), ("second", only.second)):
+                for size_bytes, where in allocations:
                     yield f"  in {only.phase}, only the {which}: {in_gib(size_bytes)} at {where}"

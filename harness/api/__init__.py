@@ -1,6 +1,6 @@
-"""The questions of the command line, asked in Python: what `import harness` offers.
+"""The questions of the command line as Python functions: what `import harness` offers.
 
-Importing it imports no torch; a function that needs it does when it is called.
+Importing it imports no torch; a function that needs torch imports it when it is called.
 """
 # pyright: reportUnusedImport=false
 

@@ -1,4 +1,4 @@
-"""What every question is about: a recipe with overrides, and a device. Imports no torch."""
+"""The arguments that every question has: a recipe with overrides, and a device. Imports no torch."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -23,11 +23,11 @@ _Answer = TypeVar("_Answer")
 
 
 def checked(question: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
-    """`question`, which raises InputError for an argument of another type. Nothing is converted."""
+    """A decorator: `question` then raises InputError for an argument of another type. None is converted."""
     validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True, strict=True))(question)
 
     @wraps(question)
-    def asked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Answer:
+    def checked_question(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Answer:
         try:
             return validated(*arguments, **options)
         except ValidationError as error:
@@ -43,15 +43,15 @@ def checked(question: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
                 f"harness.{name}: {where}{given}: {message}. help(harness.{name}) says what it takes."
             ) from None
 
-    return asked
+    return checked_question
 
 
 AnyRecipe = Annotated[Recipe | str | os.PathLike[str], SkipValidation]
-"""A recipe, its name in recipes/, or the path of its YAML file. `asked_recipe` looks at it."""
+"""A recipe, its name in recipes/, or the path of its YAML file. `asked_recipe` checks it."""
 DeviceName = Annotated[str, SkipValidation]
-"""A device of the table. `asked_hardware` looks at it."""
+"""The name of a device of the table. `asked_hardware` checks it."""
 FEWEST_BYTES = 1000
-"""Of a memory: a lower number is one of GiB."""
+"""A smaller number for a memory is taken to be meant in GiB, and refused with what to write."""
 UNNAMED = "recipe"
 """The name of a Recipe that comes from no file."""
 
@@ -61,33 +61,36 @@ def _is_path(value: object) -> TypeGuard[str | os.PathLike[str]]:
 
 
 def asked_recipe(recipe: object, overrides: Mapping[str, Any]) -> tuple[str, Recipe]:
-    """Name and recipe of an AnyRecipe, with the overrides in it and its data looked at. Raises InputError."""
+    """The name and the recipe that an AnyRecipe and `overrides` describe, with the attention that its model
+    has. Raises InputError, also for data that cannot be read."""
     changes = {name: os.fspath(value) if _is_path(value) else value for name, value in overrides.items()}
     if isinstance(recipe, Recipe):
-        # also without changes: model_copy checks nothing
-        name, asked = UNNAMED, changed_recipe(recipe, changes)
+        # checked also without changes, since a Recipe made by model_copy is not
+        name, loaded = UNNAMED, changed_recipe(recipe, changes)
     elif _is_path(recipe):
-        name, asked = load_recipe(os.fspath(recipe), changes)
+        name, loaded = load_recipe(os.fspath(recipe), changes)
     else:
         raise InputError(
             f"a recipe is a name, a path or a harness.Recipe, and no {type(recipe).__name__}. "
             "`harness recipes` lists the names."
         )
-    check_data(asked)
-    asked = with_attention(asked)
-    return name, asked
+    check_data(loaded)
+    loaded = with_attention(loaded)
+    return name, loaded
 
 
 def asked_after(
     recipe: Recipe, phases: str, evaluation: Mapping[str, int | bool] | None, *, full_state_dict: bool = False
 ) -> "AfterStep | None":
-    """What is asked for behind the training steps; None for nothing. Raises InputError."""
+    """What follows the training steps, by the arguments of harness.simulate and harness.run of these names;
+    None for nothing. Raises InputError."""
     given = {f"evaluation {field}": (field, value) for field, value in (evaluation or {}).items()}
     return after_training(recipe, phases, given, whole_state=full_state_dict)
 
 
 def asked_hardware(hardware: object, memory: str | int | None) -> Hardware:
-    """The device of the table, with `memory` (as in "16GiB", or bytes) if given. Raises InputError."""
+    """The device of that name in the table, with a memory of `memory` (as in "16GiB", or bytes) if that is
+    given. Raises InputError."""
     if not isinstance(hardware, str):
         names = ", ".join(hardware_names())
         raise InputError(f"hardware: {hardware!r:.80} is no name of a device. The table has {names}.")

@@ -29,8 +29,8 @@ def napkin(
     in "16GiB", or bytes. Returns the profile, whose `oom` is filled where the step does not fit. Raises
     InputError for a recipe, a device or a size that is wrong, and a config that gives no sizes.
     """
-    name, asked = asked_recipe(recipe, overrides)
-    profile = predicted("napkin", asked, asked_hardware(hardware, memory))
+    name, loaded = asked_recipe(recipe, overrides)
+    profile = predicted("napkin", loaded, asked_hardware(hardware, memory))
     profile.provenance["recipe_name"] = name
     return profile
 
@@ -62,13 +62,13 @@ def simulate(
     Returns the profile, whose `oom` says where the memory ran out and what would help. Raises InputError for
     wrong arguments, a folder that is taken, and a recipe that cannot be simulated (compile: true).
     """
-    name, asked = asked_recipe(recipe, overrides)
+    name, loaded = asked_recipe(recipe, overrides)
     device = asked_hardware(hardware, memory)
     settings = allocator_settings(os.environ, allocator)
-    after = asked_after(asked, phases, evaluation, full_state_dict=full_state_dict)
-    folder = None if out is None else RunFolder(Path(out), name, asked)
+    after = asked_after(loaded, phases, evaluation, full_state_dict=full_state_dict)
+    folder = None if out is None else RunFolder(Path(out), name, loaded)
     quiet_libraries()
-    profile, remembered = simulated(asked, device, settings, rank, after)
+    profile, remembered = simulated(loaded, device, settings, rank, after)
     profile.provenance["recipe_name"] = name
     if folder is not None:
         folder.write_snapshot(remembered.snapshot())

@@ -1,4 +1,6 @@
-"""`harness.fit`, `formula`, `shard` and `hardware`: what fits a device, several, or which one, and why."""
+"""`harness.fit`, `formula`, `shard` and `hardware`: what of a recipe fits a device, what each byte of its
+peak is, how it divides among several devices, and which device to take.
+"""
 
 import os
 from collections.abc import Mapping
@@ -27,7 +29,7 @@ from harness.recipe import Recipe
 from harness.system import notebook_html, quiet_libraries
 
 MARGIN = 0.05
-"""As `harness fit --margin`."""
+"""The fraction of the memory that arithmetic leaves to fragmentation, as `harness fit --margin` has it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class FitAnswer:
 
     name: str
     where: str
-    """The device, or the size of its memory."""
+    """What it is to fit, in words: the device, or the size of the memory that was asked about."""
     recipe: Recipe
     hardware: Hardware
     found: ConfirmedFit
@@ -44,22 +46,22 @@ class FitAnswer:
 
     @property
     def micro_batch_size(self) -> int:
-        """The largest at the recipe's seq_len; 0: not even one row fits."""
+        """The largest micro batch that fits at the recipe's seq_len; 0 where not even one row does."""
         return self.as_json()["largest_micro_batch_size"]
 
     @property
     def seq_len(self) -> int:
-        """The largest at the recipe's micro_batch_size; 0: none fits."""
+        """The longest sequence that fits at the recipe's micro_batch_size; 0 where none does."""
         return self.as_json()["largest_seq_len"]
 
     @property
     def seen(self) -> bool:
-        """Whether a simulation saw it; if not, it is an estimate by arithmetic."""
+        """Whether simulations found the sizes; if not, they are estimates by arithmetic."""
         return self.found.seen
 
     @property
     def together(self) -> str:
-        """Overrides with which the recipe fits, where it does not as it is; empty: none were found."""
+        """Overrides with which the recipe fits where it does not as it is; empty where none were found."""
         return self.found.together
 
     def as_json(self) -> dict[str, Any]:
@@ -103,16 +105,16 @@ def fit(
     milliseconds and without PyTorch. `margin`: the fraction of the memory that arithmetic leaves to
     fragmentation. Raises InputError for wrong arguments, and for what neither answer can tell.
     """
-    name, asked = asked_recipe(recipe, overrides)
+    name, loaded = asked_recipe(recipe, overrides)
     device = asked_hardware(hardware, memory)
     size = f"{memory:,} B" if isinstance(memory, int) else memory
     where = device.datasheet.title if size is None else size
     if quick:
-        found = ConfirmedFit.by_arithmetic(by_arithmetic(asked, device, margin=margin))
+        found = ConfirmedFit.by_arithmetic(by_arithmetic(loaded, device, margin=margin))
     else:
         quiet_libraries()
-        found = fit_confirmed(asked, device, allocator_settings(os.environ), margin=margin)
-    return FitAnswer(name, where, asked, device, found)
+        found = fit_confirmed(loaded, device, allocator_settings(os.environ), margin=margin)
+    return FitAnswer(name, where, loaded, device, found)
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Offers:
     offers: list[Offer]
     """The cheapest first where there are prices, then the fastest; those that cannot run it last."""
     tokens: int
-    """To train on; 0: of no number of them."""
+    """The number of tokens to train on, whose hours and cost are told; 0 where none was given."""
 
     def as_json(self) -> dict[str, Any]:
         """The recipe's name, and what `harness hardware --json` prints, as plain data."""
@@ -153,9 +155,9 @@ def hardware(
     if tokens is not None and tokens < 1:
         raise InputError(f"tokens={tokens}: give the number of tokens to train on, as in 35_000_000.")
     given = read_prices(None, [f"{name}={price}" for name, price in (prices or {}).items()])
-    name, asked = asked_recipe(recipe, overrides)
+    name, loaded = asked_recipe(recipe, overrides)
     quiet_libraries()
-    return Offers(name, asked, compare_hardware(asked, given, best=best), tokens or 0)
+    return Offers(name, loaded, compare_hardware(loaded, given, best=best), tokens or 0)
 
 
 @checked
@@ -171,9 +173,9 @@ def formula(
     `recipe`, `hardware`, `memory` and `overrides` as in harness.napkin. The answer says for which batches and
     sequences it is exact. Raises InputError for wrong arguments, and a recipe that cannot be simulated.
     """
-    name, asked = asked_recipe(recipe, overrides)
+    name, loaded = asked_recipe(recipe, overrides)
     quiet_libraries()
-    return derive(asked, asked_hardware(hardware, memory), name)
+    return derive(loaded, asked_hardware(hardware, memory), name)
 
 
 @checked
@@ -192,6 +194,6 @@ def shard(
     links to each other, for hybrid sharding. Raises InputError for wrong arguments, and a recipe that
     offloads.
     """
-    name, asked = asked_recipe(recipe, overrides)
+    name, loaded = asked_recipe(recipe, overrides)
     quiet_libraries()
-    return divisions(name, asked, asked_hardware(hardware, memory), gpus, group)
+    return divisions(name, loaded, asked_hardware(hardware, memory), gpus, group)

@@ -9,11 +9,12 @@ from harness.recipe import Recipe
 from harness.step_profile import StepProfile
 
 Location = str | os.PathLike[str]
+"""The path of a run folder or of a file."""
 
 
 @checked
 def load_recipe(recipe: AnyRecipe, **overrides: Any) -> Recipe:
-    """The recipe called so in recipes/, or of a YAML file, with these fields changed, all of them checked.
+    """The recipe of that name in recipes/, or in a YAML file, changed by the overrides, every field checked.
 
     Raises InputError for a missing or malformed file, an unknown field, a wrong value, or two fields that
     exclude each other.
@@ -39,13 +40,8 @@ def load_snapshot(path: Location) -> dict[str, Any]:
     """
     from harness.snapshot import read_snapshot
 
-    return read_snapshot(_inside(path, "snapshot.pickle", "snapshot.json"))
-
-
-def _inside(path: Location, *names: str) -> Path:
-    """The first file of these names that is in a folder, or else would be; a file as it is."""
-    if not os.path.isdir(path):
-        return Path(path)
-    return next(
-        (Path(path, name) for name in names if os.path.lexists(Path(path, name))), Path(path, names[0])
-    )
+    file = Path(path)
+    if os.path.isdir(file):
+        names = ("snapshot.pickle", "snapshot.json")
+        file = next((file / name for name in names if os.path.lexists(file / name)), file / names[0])
+    return read_snapshot(file)

@@ -31,20 +31,20 @@ def run(
     `recipe` and `overrides` as in harness.napkin. `device`: "cuda", "cuda:1" or "cpu"; None takes the first
     GPU, else the CPU. `out`: the folder for profile.json, recipe.yaml, log.jsonl and snapshot.pickle; None
     takes profiles/runs/<recipe>-<time>. `snapshot`: whether to record the memory history. `phases` and
-    `evaluation` as in harness.simulate: an evaluation and a checkpoint behind the training steps.
-    `track`: experiment trackers that are told too, as in "tensorboard,wandb"; what they say goes to stderr.
+    `evaluation` as in harness.simulate: an evaluation and a checkpoint after the training steps. `track`: the
+    experiment trackers to report to, as in "tensorboard,wandb"; their messages go to stderr.
 
     Returns the profile. A run that is interrupted, runs out of memory or is stopped by a nan loss returns
     one too, with `complete` false and `oom` or `not_finite` filled. Raises InputError for wrong arguments, a
     folder that is taken, a device that is not there, and a recipe that cannot run here.
     """
-    name, asked = asked_recipe(recipe, overrides)
-    after = asked_after(asked, phases, evaluation)
-    folder = RunFolder(None if out is None else Path(out), name, asked)
+    name, loaded = asked_recipe(recipe, overrides)
+    after = asked_after(loaded, phases, evaluation)
+    folder = RunFolder(None if out is None else Path(out), name, loaded)
     trackers = tracker_names([track] if isinstance(track, str) else track)
     quiet_libraries()
     from harness.training import undisturbed
 
-    tell = track_run(trackers, folder, asked, lambda words: print(words, file=sys.stderr))
+    tell = track_run(trackers, folder, loaded, lambda words: print(words, file=sys.stderr))
     with tell, undisturbed():
-        return measured(asked, folder, device, snapshot=snapshot, after=after)
+        return measured(loaded, folder, device, snapshot=snapshot, after=after)

@@ -1,6 +1,5 @@
-"""Reports: what is there is read, what is missing beside it is predicted, and the page is made of both.
-
-Imports no torch.
+"""`harness.report`: runs, profiles and snapshots are read, missing predictions are added to them, and the
+page is made of both. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,11 +26,12 @@ Reported = str | os.PathLike[str] | StepProfile
 
 @dataclass(frozen=True)
 class Report:
-    """What some runs, profiles and snapshots say. A notebook shows the first words and numbers of each."""
+    """The report about some runs, profiles and snapshots. A notebook shows the main sentences and numbers of
+    each."""
 
     runs: Sequence[ReportRun]
     path: Path | None = None
-    """Where the page was written, if it was."""
+    """The file that the page was written to; None where it was not."""
 
     @property
     def html(self) -> str:
@@ -88,18 +88,17 @@ def report(*about: Reported, out: str | os.PathLike[str] | None = None, simulate
 def read_runs(
     about: Sequence[Reported], *, device: int | None = None, simulate: bool = False
 ) -> list[ReportRun]:
-    """The runs that a report is about, each with the answers beside it; of a snapshot that `device`.
-
-    Raises InputError.
+    """The runs that a report is about, each with the other answers about its recipe. `device` is the index of
+    the one to show of a snapshot of several. Raises InputError for what cannot be read.
     """
     from harness.report import ReportRun, read_run
 
-    given = [
-        ReportRun(_name(one), one) if isinstance(one, StepProfile) else read_run(Path(one), device)
-        for one in about
+    read = [
+        ReportRun(_name(item), item) if isinstance(item, StepProfile) else read_run(Path(item), device)
+        for item in about
     ]
-    places = [_name(one) if isinstance(one, StepProfile) else str(one) for one in about]
-    runs = _together(given, places)
+    places = [_name(item) if isinstance(item, StepProfile) else str(item) for item in about]
+    runs = _together(read, places)
     for run in runs:
         _add_answers(run, simulate=simulate)
     return runs
@@ -115,28 +114,13 @@ def _name(profile: StepProfile) -> str:
 
 
 def _together(runs: Sequence[ReportRun], places: Sequence[str]) -> list[ReportRun]:
-    """Bare profiles about the recipe of another run go to that run; equal names are told apart."""
-    from harness.answers import different_fields
-
+    """The runs, where a profile without a history becomes an answer of a run about the same recipe. Runs of
+    one name are named by their `places`, the paths that they were read from."""
     kept: list[ReportRun] = []
     for run in runs:
-        profile = run.profile
-        about = next(
-            (
-                other
-                for other in kept
-                if profile is not None
-                and run.history is None
-                and other.profile is not None
-                and profile.source not in [other.profile.source, *(answer.source for answer in other.answers)]
-                and profile.recipe is not None
-                and other.profile.recipe is not None
-                and not different_fields(profile.recipe, other.profile.recipe)
-            ),
-            None,
-        )
-        if about is not None and profile is not None:
-            about.answers.append(profile)
+        same = next((earlier for earlier in kept if _is_answer_of(run, earlier)), None)
+        if same is not None and run.profile is not None:
+            same.answers.append(run.profile)
         else:
             kept.append(run)
     names = [run.name for run in runs]
@@ -146,8 +130,22 @@ def _together(runs: Sequence[ReportRun], places: Sequence[str]) -> list[ReportRu
     return kept
 
 
+def _is_answer_of(run: ReportRun, earlier: ReportRun) -> bool:
+    """Whether `run` is a profile alone, of the recipe of `earlier` and of a source that this lacks so far."""
+    from harness.answers import different_fields
+
+    profile, its_profile = run.profile, earlier.profile
+    if run.history is not None or profile is None or its_profile is None:
+        return False
+    if profile.recipe is None or its_profile.recipe is None:
+        return False
+    sources = [its_profile.source, *(answer.source for answer in earlier.answers)]
+    return profile.source not in sources and not different_fields(profile.recipe, its_profile.recipe)
+
+
 def _add_answers(run: ReportRun, *, simulate: bool) -> None:
-    """Predict what is missing beside a profile: napkin always, for it takes milliseconds."""
+    """Add the predictions that a run's profile lacks: napkin always, since it takes milliseconds, and the
+    simulated answer with `simulate`. Notes say what cannot be predicted, and why."""
     from harness.answers import Case, complete
     from harness.hardware import DEFAULT_HARDWARE, find_hardware, table_device
     from harness.recipe import check_recipe
@@ -183,7 +181,8 @@ def _add_answers(run: ReportRun, *, simulate: bool) -> None:
 
 
 def _add_changes(run: ReportRun, recipe: Recipe, device: Hardware) -> None:
-    """What would save memory by napkin's arithmetic, the most first; nothing for a model unknown to it."""
+    """Add the changes that would save memory by napkin's arithmetic, the most first; none for a model that
+    napkin does not know."""
     from harness.architecture import load_shape
     from harness.fit import by_arithmetic, suggestions
     from harness.units import in_gib
@@ -194,6 +193,6 @@ def _add_changes(run: ReportRun, recipe: Recipe, device: Hardware) -> None:
     except InputError:
         return
     for change in sorted(changes, key=lambda change: -change.saved_bytes):
-        other = "" if change.same_result else ", another training"
+        result = "" if change.same_result else ", another training"
         time = f"time a token × {change.slowdown:.2f}"
-        run.changes.append(f"{change.overrides} ({in_gib(change.saved_bytes)} less, {time}{other})")
+        run.changes.append(f"{change.overrides} ({in_gib(change.saved_bytes)} less, {time}{result})")

@@ -1,6 +1,6 @@
 """One question (a recipe on a device) and its answer as plain data, for pages that only draw. No torch.
 
-The arithmetic answer comes in milliseconds, in a browser too; what a simulation found takes its place.
+The answer by arithmetic comes in milliseconds, in a browser too; the simulated answer then replaces it.
 """
 # pyright: reportUnusedImport=false
 

@@ -1,6 +1,6 @@
 """The answer to a question as plain data: the verdict, what fills the memory, what else fits, time, changes.
 
-Numbers are those of the commands `napkin`, `fit` and `simulate`, in their words; a page adds none.
+Numbers and words are those of the commands `napkin`, `fit` and `simulate`; a page adds none of its own.
 """
 
 import shlex
@@ -33,13 +33,15 @@ COLOURS = (
     *("#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9", "#009E73", "#999999", "#F0E442"),
     *("#882255", "#BBBBBB"),
 )
-"""Okabe and Ito's, and two more, as the report has them (harness/report/assets/page.js)."""
+"""The colours of the bar's parts: Okabe and Ito's and two more, as in harness/report/assets/page.js."""
 VERDICTS = {"yes": ("fits", "2da44e"), "tight": ("tight", "bf8700"), "no": ("does not fit", "cf222e")}
+"""The badge's word and colour (RGB, hexadecimal) for each value of an answer's `fits`."""
 WIDTH, LEFT = 800, 24
+"""The picture's width and its margins on the left and on the right, in SVG units."""
 
 
 def markdown(answer: dict[str, Any]) -> str:
-    """A table with the verdict above it."""
+    """The answer as Markdown: the verdict, a table of its rows and of what fills the memory, the command."""
     rows = [
         ("", ""),
         ("---", "---"),
@@ -56,7 +58,7 @@ def _cell(text: str) -> str:
 
 
 def badge(answer: dict[str, Any]) -> str:
-    """A line of Markdown with a badge, drawn by shields.io for whoever opens it."""
+    """One line of Markdown that shows the verdict as a badge. shields.io draws it when a reader opens it."""
     word, colour = VERDICTS[answer["fits"]]
     left, right = (
         quote(text.replace("-", "--").replace("_", "__"), safe="") for text in (answer["device"], word)
@@ -65,7 +67,7 @@ def badge(answer: dict[str, Any]) -> str:
 
 
 def svg(answer: dict[str, Any]) -> str:
-    """A picture, 800 units wide: verdict, bar, legend, rows."""
+    """The answer as a picture of WIDTH units: the verdict, the bar of the memory, its legend and the rows."""
     bar, (_, verdict_colour) = answer["bar"], VERDICTS[answer["fits"]]
     parts: list[dict[str, Any]] = bar["parts"]
     scale = (WIDTH - 2 * LEFT) / max(bar["memory_bytes"], sum(part["bytes"] for part in parts), 1)
@@ -107,28 +109,35 @@ def _text(x: float, y: float, text: str, size: int, weight: int = 400, colour: s
 
 
 Source = Literal["arithmetic", "formula", "simulated"]
+"""How an answer was found."""
 FROM = {
     "arithmetic": "by arithmetic: about right, at once",
     "formula": "by a formula derived from simulations: the same bytes",
     "simulated": "simulated: the training step itself, on tensors without contents",
 }
+"""The sentence that says where an answer comes from, for each source."""
 MOST_CHANGES = 6
+"""The most proposed changes that an answer lists."""
 PIECES = "lies in pieces"
-"""What the allocator has reserved beside what is allocated."""
+"""The name of the part of the bar for memory that the allocator has reserved and not allocated."""
 
 
 @dataclass
 class Found:
-    """What of a recipe fits beside its own sizes, and what to change."""
+    """What `harness fit` says about a recipe: the largest sizes that fit, and changes that save memory."""
 
     largest: dict[str, int] = field(default_factory=dict[str, int])
-    """Of micro_batch_size and seq_len; 0: none fits."""
+    """The largest micro_batch_size and the largest seq_len that fit, by field; 0 where none fits."""
     changes: Sequence[Change] = ()
+    """The single changes that save memory, in the order of what they cost."""
     together: str = ""
+    """Overrides with which the recipe fits where no single change is enough; empty where none were found."""
     notes: Sequence[str] = ()
+    """Sentences for the answer's notes."""
     how: str = "by arithmetic"
+    """How `largest` was found, as a row of the answer says it."""
     tight: bool = False
-    """Too little is left for what arithmetic does not know."""
+    """Whether less memory is left free than arithmetic keeps for fragmentation."""
 
     @classmethod
     def seen(cls, found: ConfirmedFit) -> "Found":
@@ -145,7 +154,7 @@ class Found:
 
     @classmethod
     def by_arithmetic(cls, question: Question) -> "Found":
-        """What `harness fit --quick` says. Raises InputError for what arithmetic does not know."""
+        """What `harness fit --quick` says. Raises InputError for a model that arithmetic does not know."""
         found = fit(question.recipe, question.hardware)
         largest = {"micro_batch_size": found.micro_batch_size, "seq_len": found.seq_len}
         left = ["5% of the memory is left to the allocator's fragmentation, which arithmetic does not know."]
@@ -154,30 +163,33 @@ class Found:
 
 
 def by_arithmetic(question: Question) -> dict[str, Any]:
-    """In milliseconds: what `harness napkin` and `harness fit --quick` say. Raises InputError for what
-    arithmetic does not know."""
+    """The answer in milliseconds: what `harness napkin` and `harness fit --quick` say.
+
+    Raises InputError for a model that arithmetic does not know."""
     memory = estimate(question.recipe, question.hardware)
     found = profile(memory)
     found.step.time_s.p10, found.step.time_s.p90 = Timing(memory.sizes).range_s
-    beside = Found.by_arithmetic(question)
-    beside.tight = beside.tight and found.oom is None
+    alternatives = Found.by_arithmetic(question)
+    alternatives.tight = alternatives.tight and found.oom is None
     if question.after.after:
-        beside.notes = [*beside.notes, "What comes after the training steps only a simulation tells."]
-    return answer_of(question, "arithmetic", found, beside)
+        only_simulated = "What comes after the training steps only a simulation tells."
+        alternatives.notes = [*alternatives.notes, only_simulated]
+    return answer_of(question, "arithmetic", found, alternatives)
 
 
 def by_formula(question: Question) -> dict[str, Any] | None:
-    """The simulated bytes without a simulation, where a formula that is kept or shipped knows these sizes;
-    else None. The time is that of arithmetic unless this very step was simulated on this device."""
-    wanted = without_limit(question)
-    if wanted is None:
+    """The simulated bytes without a simulation, from a formula in the cache or among the shipped ones; None
+    where none covers these sizes. The time is that of arithmetic unless this very step was simulated on this
+    device before."""
+    unlimited = without_limit(question)
+    if unlimited is None:
         return None
     found = Simulations(question.hardware).profile(question.recipe)
-    return answer_of(question, "formula", found, None, wanted)
+    return answer_of(question, "formula", found, None, unlimited)
 
 
 def without_limit(question: Question) -> StepProfile | None:
-    """What a step would take if memory did not run out, where a formula knows it; else None."""
+    """The profile of a step on a device whose memory does not run out; None where no formula covers it."""
     simulations, recipe = Simulations(question.hardware), question.recipe
     piece = simulations.formula(recipe).knowing(point_of(recipe))
     if piece is None:
@@ -194,6 +206,7 @@ def without_limit(question: Question) -> StepProfile | None:
 
 
 def _step_by_arithmetic(question: Question) -> StepStats:
+    """The estimated time of a step; empty for a model that arithmetic does not know."""
     try:
         memory = estimate(question.recipe, question.hardware)
     except InputError:
@@ -208,31 +221,36 @@ def answer_of(
     question: Question,
     source: Source,
     found: StepProfile,
-    beside: Found | None = None,
-    wanted: StepProfile | None = None,
+    alternatives: Found | None = None,
+    unlimited: StepProfile | None = None,
 ) -> dict[str, Any]:
-    """What a page shows. `wanted`: the step if memory did not run out, where it does and that is known."""
+    """The whole answer, as a page shows it, with its picture, its Markdown and its badge.
+
+    `found` is the step's profile on the question's device. `alternatives` are by arithmetic where they are
+    not given. `unlimited` is the profile of the step without a limit of memory, where it is known: it says
+    how much a step that runs out of memory needs.
+    """
     words = verdict(found)
-    beside = beside or _other_sizes(question)
+    alternatives = alternatives or _other_sizes(question)
     fits = "yes" if words.startswith("fits") else "tight" if words.startswith("too tight") else "no"
-    if wanted is None or (source == "simulated" and found.oom is None):
-        wanted = found
-    taken, memory = wanted.memory.taken_bytes(), question.hardware.memory_bytes
+    if unlimited is None or (source == "simulated" and found.oom is None):
+        unlimited = found
+    taken, memory = unlimited.memory.taken_bytes(), question.hardware.memory_bytes
     if fits == "no" and taken is not None and taken > memory:
         words += f"; it needs {in_gib(taken)}, {in_gib(taken - memory)} more than there is"
-    if wanted.step.time_s.median is None:
-        wanted = wanted.model_copy(update={"step": _step_by_arithmetic(question)})
+    if unlimited.step.time_s.median is None:
+        unlimited = unlimited.model_copy(update={"step": _step_by_arithmetic(question)})
     answer = {
         "name": question.name,
         "device": question.hardware.datasheet.title,
         "source": source,
         "from": FROM[source],
-        "fits": "tight" if beside.tight else fits,
+        "fits": "tight" if alternatives.tight else fits,
         "verdict": f"{words[0].upper()}{words[1:]}.",
-        "bar": {"memory_bytes": memory, "taken_bytes": taken, "parts": _parts(wanted)},
-        "rows": _rows(question, found, wanted, beside),
-        "changes": [*_changes(beside)] if fits != "yes" or beside.tight else [],
-        "notes": [*map(str.strip, between_steps_in_words(found)), *found.warnings, *beside.notes],
+        "bar": {"memory_bytes": memory, "taken_bytes": taken, "parts": _parts(unlimited)},
+        "rows": _rows(question, found, unlimited, alternatives),
+        "changes": _changes(alternatives) if fits != "yes" or alternatives.tight else [],
+        "notes": [*map(str.strip, between_steps_in_words(found)), *found.warnings, *alternatives.notes],
         "yaml": question.yaml,
         "command": question.command,
         "said": question.as_said(),
@@ -242,7 +260,7 @@ def answer_of(
 
 
 def _other_sizes(question: Question) -> Found:
-    """By arithmetic, until a simulation knows better."""
+    """The largest sizes and the changes by arithmetic, for an answer that has no simulated ones yet."""
     try:
         found = Found.by_arithmetic(question)
     except InputError:
@@ -251,8 +269,8 @@ def _other_sizes(question: Question) -> Found:
 
 
 def _parts(found: StepProfile) -> list[dict[str, Any]]:
-    """What the memory is filled with, in the order of the categories, and what lies around it. Where memory
-    runs out and nothing is known beyond: what is there then, and what is asked for."""
+    """What fills the memory: the categories at the peak in their order, what is reserved beyond them, and
+    the CUDA context. For a step that runs out of memory: what was there then, and what was asked for."""
     memory, oom, taken = found.memory, found.oom, found.memory.taken_bytes()
     sizes = {name.replace("_", " "): size or 0 for name, size in memory.at_peak.by_category().items()}
     allocated, context = sum(sizes.values()), memory.cuda_context_bytes or 0
@@ -264,22 +282,26 @@ def _parts(found: StepProfile) -> list[dict[str, Any]]:
     return [{"name": n, "bytes": size, "shown": in_gib(size)} for n, size in sizes.items() if size]
 
 
-def _rows(question: Question, found: StepProfile, wanted: StepProfile, beside: Found) -> list[dict[str, str]]:
-    recipe, memory, step, taken = question.recipe, found.memory, wanted.step, wanted.memory.taken_bytes()
+def _rows(
+    question: Question, found: StepProfile, unlimited: StepProfile, alternatives: Found
+) -> list[dict[str, str]]:
+    """The answer's numbers: memory, the largest sizes, time and speed, each with a name and a detail."""
+    recipe, memory, step = question.recipe, found.memory, unlimited.step
+    taken = unlimited.memory.taken_bytes()
     rows: list[tuple[str, str, str]] = []
     steps_fit = found.oom is None or found.oom.phase in PHASES_BETWEEN_STEPS
     if steps_fit and memory.peak_allocated_bytes is not None:
         _, _, beyond = peak_in_words(found).partition(" allocated, ")
         rows.append(("peak, allocated", in_gib(memory.peak_allocated_bytes), beyond))
     elif taken is not None:
-        asked = wanted.oom.requested_bytes if wanted.oom is not None else None
-        more = f"; {in_gib(asked)} more were asked for" if asked else ""
+        requested = unlimited.oom.requested_bytes if unlimited.oom is not None else None
+        more = f"; {in_gib(requested)} more were asked for" if requested else ""
         name = "taken when it ran out" if more else "needs"
         rows.append((name, in_gib(taken), f"with the CUDA context{more}"))
     for name, other in (("micro_batch_size", "seq_len"), ("seq_len", "micro_batch_size")):
-        if name in beside.largest:
-            value = f"{beside.largest[name]:,}" if beside.largest[name] else "none fits"
-            at = f"at {other} {getattr(recipe, other):,}, {beside.how}"
+        if name in alternatives.largest:
+            value = f"{alternatives.largest[name]:,}" if alternatives.largest[name] else "none fits"
+            at = f"at {other} {getattr(recipe, other):,}, {alternatives.how}"
             rows.append((f"largest {'batch' if name == 'micro_batch_size' else 'length'}", value, at))
     median, low, high = step.time_s.median, step.time_s.p10, step.time_s.p90
     if median is not None:
@@ -299,12 +321,13 @@ def _rows(question: Question, found: StepProfile, wanted: StepProfile, beside: F
 
 
 def _changes(found: Found) -> list[dict[str, Any]]:
-    """Those that make it fit first, in the order of what they cost; then all that are enough together."""
+    """The proposed changes: first those that alone make the recipe fit, in the order of what they cost. Where
+    none does, the changes that are enough together come first."""
     enough = [change for change in found.changes if change.fits]
     listed = [*enough, *(change for change in found.changes if not change.fits)][:MOST_CHANGES]
     rows = [
         {
-            "fields": _said(change.overrides),
+            "fields": _values_by_field(change.overrides),
             "words": change.overrides,
             "fits": change.fits,
             "detail": f"{in_gib(change.saved_bytes)} less, time a token × {change.slowdown:.2f}"
@@ -314,11 +337,10 @@ def _changes(found: Found) -> list[dict[str, Any]]:
         for change in listed
     ]
     if found.together and not enough:
-        rows.insert(
-            0, {"fields": _said(found.together), "words": found.together, "fits": True, "detail": "together"}
-        )
+        fields = _values_by_field(found.together)
+        rows.insert(0, {"fields": fields, "words": found.together, "fits": True, "detail": "together"})
     return rows
 
 
-def _said(overrides: str) -> Mapping[str, str]:
+def _values_by_field(overrides: str) -> Mapping[str, str]:
     return dict(word.split("=", 1) for word in shlex.split(overrides))

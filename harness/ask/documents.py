@@ -1,4 +1,6 @@
-"""What a page asks and gets, as text and plain data: an answer, what is wrong, or that nobody knows."""
+"""The documents that a page gets for a question: an answer, what is wrong with the question, or why nothing
+is known. A question is a query string, and a document is plain data.
+"""
 
 import json
 import tempfile
@@ -7,35 +9,18 @@ from typing import Any
 
 from harness.architecture import MAX_CONFIG_BYTES
 from harness.ask.answer import by_arithmetic, by_formula
-from harness.ask.question import HANDED, Question, mistake, read_question
+from harness.ask.question import HANDED, mistake, read_question
 from harness.errors import InputError
 from harness.fit import compare_hardware
 from harness.units import in_gib
 
-
-def on_every_card(question: Question) -> list[dict[str, Any]]:
-    """What `harness hardware --quick` lists, for reading: those that fit first, the fastest first. Raises
-    InputError for a model that arithmetic does not know."""
-    return [
-        {
-            "name": offer.name,
-            "title": offer.title,
-            "memory": in_gib(offer.memory_bytes),
-            "needs": in_gib(offer.required_bytes),
-            "fits": offer.fits,
-            "reason": offer.reason,
-            "tokens_per_s": "-" if offer.tokens_per_s is None else f"{offer.tokens_per_s:,.0f}",
-        }
-        for offer in compare_hardware(question.recipe, {}, by_arithmetic=True)
-    ]
-
-
 Document = dict[str, Any]
+"""A document: `answer`, or `error` with `fixes`, or `unknown`, or `cards`."""
 
 
 def arithmetic(text: str) -> Document:
-    """In milliseconds: the answer by arithmetic; `error` and `fixes` for a question that is none; `unknown`
-    for a model that arithmetic does not know."""
+    """The answer by arithmetic, in milliseconds; `error` and `fixes` for a text that is no question;
+    `unknown` for a model that arithmetic does not know."""
     try:
         question = read_question(text)
     except InputError as error:
@@ -47,7 +32,7 @@ def arithmetic(text: str) -> Document:
 
 
 def formula(text: str) -> Document:
-    """The exact `answer`, where a formula is at hand; else nothing."""
+    """The simulated `answer` from a formula; an empty document where no formula covers the question."""
     try:
         found = by_formula(read_question(text))
     except InputError as error:
@@ -56,16 +41,33 @@ def formula(text: str) -> Document:
 
 
 def cards(text: str) -> Document:
-    """Every card of the table."""
+    """What `harness hardware --quick` lists, with numbers as text: the devices that fit, the fastest first,
+    and then the others."""
     try:
-        return {"cards": on_every_card(read_question(text))}
+        offers = compare_hardware(read_question(text).recipe, {}, by_arithmetic=True)
     except InputError as error:
         return mistake(text, error)
+    shown = [
+        {
+            "name": offer.name,
+            "title": offer.title,
+            "memory": in_gib(offer.memory_bytes),
+            "needs": in_gib(offer.required_bytes),
+            "fits": offer.fits,
+            "reason": offer.reason,
+            "tokens_per_s": "-" if offer.tokens_per_s is None else f"{offer.tokens_per_s:,.0f}",
+        }
+        for offer in offers
+    ]
+    return {"cards": shown}
 
 
 def answered_as_json(what: str, text: str) -> str:
-    """One of these by name, for a page that runs this very code (harness/report/assets/ask_worker.js); or
-    `config`, the text of a config.json, which is kept where a question may name it: its `path`."""
+    """The document that `what` names (arithmetic, formula or cards) for the question `text`, as JSON, for a
+    page that runs this very code in the browser (harness/report/assets/ask_worker.js).
+
+    With `what` = config, `text` is that of a config.json. It is written to a new folder, and `path` is the
+    file, which a question may then name as its model."""
     if what == "config":
         path = Path(tempfile.mkdtemp(prefix=HANDED), "config.json")
         path.write_text(text[: MAX_CONFIG_BYTES + 1], encoding="utf-8")

@@ -1,4 +1,6 @@
-"""What can be asked: the fields with their choices and sentences, and which of these are impossible now."""
+"""The form of a question: its fields with their choices and sentences, and the choices that are impossible
+beside those already made.
+"""
 
 from functools import cache
 from typing import Any, cast
@@ -25,7 +27,8 @@ METHODS: dict[str, dict[str, str]] = {
     "LoRA over int8": {"adapter": "lora", "quantization": "int8", "double_quant": "false"},
     "IA3": {"adapter": "ia3", **_PLAIN},
 }
-"""Names that people have for some fields together; a method is recognized by adapter and quantization."""
+"""The usual names of fine-tuning methods, and the fields that each one sets. A page recognizes a method by
+adapter and quantization."""
 GROUPS: dict[str, tuple[str, ...]] = {
     "Step": ("seq_len", "micro_batch_size", "gradient_accumulation_steps", "precision"),
     "Toggles": (
@@ -42,17 +45,18 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "sync_each_micro_batch", "wrap", "cpu_offload",
     ),
 }  # fmt: skip
-"""Which of a recipe's fields stand together. All others of those that may be asked come after them."""
+"""The fields of a recipe that the form shows together, by the group's title. The other fields that a question
+may set follow in a group of their own."""
 AFTER = "After the training steps"
 FOLDED = ("Method", "Several GPUs", "Others", AFTER)
-"""Groups that a page opens when asked."""
+"""The groups that a page shows closed until the reader opens them."""
 
 
 @cache
 def describe_form() -> dict[str, Any]:
-    """Groups of fields, methods, recipes, models and devices."""
-    named = {"model", *(name for names in GROUPS.values() for name in names)}
-    rest = tuple(name for name in ASKED if name not in named)
+    """The whole form as plain data: groups of fields, methods, recipes, models and devices."""
+    grouped = {"model", *(name for names in GROUPS.values() for name in names)}
+    rest = tuple(name for name in ASKED if name not in grouped)
     return {
         "groups": [
             {"name": group, "folded": group in FOLDED, "fields": [_field(name) for name in names]}
@@ -63,19 +67,20 @@ def describe_form() -> dict[str, Any]:
         "methods": METHODS,
         "recipes": [
             *({"name": name, "about": about} for name, about in list_recipes()),
-            *({"name": one.name, "about": one.description} for one in list_card_recipes()),
+            *({"name": recipe.name, "about": recipe.description} for recipe in list_card_recipes()),
         ],
         "models": list_models(),
         "devices": [
-            {"name": one.name, "title": one.datasheet.title, "memory": in_gib(one.memory_bytes)}
-            for one in all_hardware()
+            {"name": device.name, "title": device.datasheet.title, "memory": in_gib(device.memory_bytes)}
+            for device in all_hardware()
         ],
         "hardware": DEFAULT_HARDWARE,
     }
 
 
 def impossible(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """By field and choice, why the recipe cannot have that choice with its other fields as they are."""
+    """The choices that the recipe cannot have with its other fields as they are, and why, by field and
+    choice."""
     fields, found = recipe.model_dump(), dict[str, dict[str, str]]()
     for name in ASKED:
         for choice in _choices(name):
@@ -90,7 +95,7 @@ def impossible(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 
 def _field(name: str) -> dict[str, Any]:
-    """One field as a page draws it: a switch, a choice, several of some, a number, or text."""
+    """One field as a page draws it: a switch, one choice, several choices, a number, or text."""
     schema = _schema(name)
     options = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
     if schema.get("type") == "boolean":
@@ -117,13 +122,14 @@ def _field(name: str) -> dict[str, Any]:
 
 
 def _schema(name: str) -> dict[str, Any]:
+    """The JSON schema of a field."""
     fields = After.model_json_schema() if name in After.model_fields else recipe_schema()
     return fields["properties"][name]
 
 
 @cache
 def _choices(name: str) -> tuple[Any, ...]:
-    """Every value of a field that has few; of a list, its items."""
+    """Every value of a field that has a fixed set of them, or of the items of a list; empty for others."""
     schema = _schema(name)
     if schema.get("type") == "boolean":
         return (False, True)

@@ -1,7 +1,7 @@
-"""A question as an address holds it, its recipe and device checked, and the same as a command and as YAML.
+"""A question read from the query string of an address, checked, and written as a command and as YAML.
 
-An address may be anybody's: it names only fields that change memory or time, so no code that comes with a
-model, no weights and no data set are touched by asking.
+Anybody may have written the address. It can set only fields that change memory or time, so a question loads
+no weights and no data set, and runs no code that comes with a model.
 """
 
 import re
@@ -32,21 +32,21 @@ from harness.recipe import (
 )
 from harness.system import parse_yaml, to_yaml
 
-_Many = Annotated[int, Field(gt=0, lt=2**31)]
+_Count = Annotated[int, Field(gt=0, lt=2**31)]
 
 
 class After(BaseModel):
-    """As the options of `harness simulate`, with `after` for what --phases adds to train."""
+    """What follows the training steps: the options of `harness simulate`, and `after` for its --phases."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     after: tuple[Literal["eval", "save"], ...] = ()
     """Behind the training steps: an evaluation as transformers' Trainer does it, and its checkpoint."""
-    eval_batches: _Many | None = None
+    eval_batches: _Count | None = None
     """How many batches an evaluation has; empty: 10."""
-    eval_batch_size: _Many | None = None
+    eval_batch_size: _Count | None = None
     """Their rows, per_device_eval_batch_size; empty: 8."""
-    eval_accumulation_steps: _Many | None = None
+    eval_accumulation_steps: _Count | None = None
     """After so many batches logits go to the host; empty: at the end."""
     eval_loss_only: bool = False
     """Keep no logits: prediction_loss_only, or no compute_metrics."""
@@ -60,7 +60,7 @@ class After(BaseModel):
 
     @property
     def options(self) -> list[str]:
-        """As `harness simulate` takes them."""
+        """The same as options of `harness simulate`."""
         words = ["--phases", ",".join(["train", *self.after])] if self.after else []
         for name, value in self.model_dump(exclude={"after"}, exclude_defaults=True).items():
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
@@ -68,24 +68,24 @@ class After(BaseModel):
 
     @property
     def evaluation(self) -> dict[str, tuple[str, int | bool]]:
-        """Fields of an Evaluation and their values, by the names here."""
-        given = dict[str, tuple[str, int | bool]]()
+        """The fields of training's Evaluation with their values, by the field here that sets each."""
+        fields = dict[str, tuple[str, int | bool]]()
         for name in ("eval_batches", "eval_batch_size", "eval_accumulation_steps"):
             if getattr(self, name) is not None:
-                given[name] = (name.removeprefix("eval_"), getattr(self, name))
-        return given | ({"eval_loss_only": ("keep_logits", False)} if self.eval_loss_only else {})
+                fields[name] = (name.removeprefix("eval_"), getattr(self, name))
+        return fields | ({"eval_loss_only": ("keep_logits", False)} if self.eval_loss_only else {})
 
 
-def read_after(said: Mapping[str, str]) -> After:
-    """From the fields of a question. Raises InputError for a value that cannot be, and for one that belongs
-    to an evaluation or a checkpoint that is not asked for."""
-    given = {name: parse_yaml(said[name], name) for name in After.model_fields if said.get(name)}
+def read_after(given: Mapping[str, str]) -> After:
+    """Read the fields of After among those of a question. Raises InputError for an impossible value, and for
+    one that belongs to an evaluation or a checkpoint which the question does not ask for."""
+    values = {name: parse_yaml(given[name], name) for name in After.model_fields if given.get(name)}
     try:
-        found = After.model_validate(given)
+        found = After.model_validate(values)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         name, problem = str(wrong["loc"][0]), wrong["msg"][0].lower() + wrong["msg"][1:]
-        raise InputError(f"{name}: {shortened(shown(given[name]))} is not possible: {problem}.") from None
+        raise InputError(f"{name}: {shortened(shown(values[name]))} is not possible: {problem}.") from None
     if found.evaluation and "eval" not in found.after:
         raise InputError(f"{next(iter(found.evaluation))} belongs to an evaluation. Set after: eval too.")
     if found.full_state_dict and "save" not in found.after:
@@ -94,17 +94,19 @@ def read_after(said: Mapping[str, str]) -> After:
 
 
 LONGEST = 4_000
-"""Characters of a question."""
+"""The most characters that a question may have."""
 MOST_FIELDS = 80
+"""The most fields that a question may set."""
 HANDED = "harness-handed-"
-"""How the folder of a config begins that a page was handed."""
+"""The prefix of the folder that holds a config.json which a reader gave to the page."""
 MOST_CHANGES = 3
-"""Of a fix."""
+"""The most fields that a proposed fix changes."""
 ASKED = tuple(name for name in Recipe.model_fields if name not in EFFECTS)
-"""Fields of a recipe that a question may set."""
+"""The fields of a recipe that a question may set: those that change memory or time."""
 BESIDE = ("recipe", "hardware", "memory", "gpus", "tokens", *After.model_fields)
-"""What else a question may say, as the commands do."""
+"""What a question may set besides fields of a recipe, with the meaning that the commands give it."""
 _PROPOSED = re.compile(r"\b([a-z][a-z0-9_]*): ([\w./-]+|\[[\w, ]*\])")
+"""A field and a value that the sentence of a broken rule proposes, as in "loss: standard"."""
 
 
 @dataclass(frozen=True)
@@ -114,58 +116,58 @@ class Question:
     recipe: Recipe
     hardware: Hardware
     memory: str = ""
-    """Of the device, where another size than its own is asked about, as in 16GiB."""
+    """The size of the device's memory as the question writes it, as in 16GiB; empty for the device's own."""
     after: After = field(default_factory=After)
     tokens: int = 0
-    """To train on, padding included; 0: of no number of them."""
+    """The number of tokens to train on, padding included; 0 where the question names none."""
 
     @cached_property
-    def _near(self) -> tuple[str, dict[str, Any]]:
-        return _nearest(self.recipe)
+    def _nearest(self) -> tuple[str, dict[str, Any]]:
+        return _nearest_recipe(self.recipe)
 
     @property
     def _model(self) -> str:
-        """As whoever copies it has it: a config that a page was handed has its path there alone."""
+        """The model as another machine can name it: without the folder of a config given to the page."""
         path = Path(self.recipe.model)
         return path.name if path.parent.name.startswith(HANDED) else self.recipe.model
 
     @property
     def name(self) -> str:
-        """Of the recipe about this model that the command begins with; of none, the model's."""
-        name, changes = self._near
+        """The name of the nearest recipe if that is about the same model; else the model's name."""
+        name, changes = self._nearest
         return model_name(changes.get("model", name))
 
     @property
     def command(self) -> str:
-        """What `harness simulate` is asked for the same."""
-        near, changes = self._near
-        near = self._model if near == self.recipe.model else near
+        """The `harness simulate` command that asks the same."""
+        base, changes = self._nearest
+        base = self._model if base == self.recipe.model else base
         changes = changes | ({"model": self._model} if "model" in changes else {})
-        words = ["harness", "simulate", near, *(f"{name}={shown(value)}" for name, value in changes.items())]
+        words = ["harness", "simulate", base, *(f"{name}={shown(value)}" for name, value in changes.items())]
         words.append(f"hardware={self.hardware.name}")
         words += ["--memory", self.memory] if self.memory else []
         return shlex.join([*words, *self.after.options])
 
     @property
     def yaml(self) -> str:
-        """A recipe file: the fields that differ from the defaults."""
+        """The recipe as a file: the model, and the fields that differ from the defaults."""
         defaults = Recipe(model=self.recipe.model).model_dump(mode="json")
         fields = self.recipe.model_dump(mode="json") | {"model": self._model}
         return to_yaml(_differing(defaults, fields, ("model",)))
 
     def as_said(self) -> dict[str, Any]:
-        """Every field of the form, as it is in this question."""
+        """The value of every field of the form in this question."""
         recipe = self.recipe
-        beside = {"hardware": self.hardware.name, "memory": self.memory, "gpus": recipe.world_size}
-        beside["tokens"] = str(self.tokens or "")
-        return {**recipe.model_dump(mode="json"), **self.after.model_dump(mode="json"), **beside}
+        others = {"hardware": self.hardware.name, "memory": self.memory, "gpus": recipe.world_size}
+        others["tokens"] = str(self.tokens or "")
+        return {**recipe.model_dump(mode="json"), **self.after.model_dump(mode="json"), **others}
 
 
 def read_question(text: str) -> Question:
-    """The question of a query string, as in recipe=llama-3.1-8b-lora&seq_len=4096&hardware=rtx-4090.
+    """Read a question from a query string, as in recipe=llama-3.1-8b-lora&seq_len=4096&hardware=rtx-4090.
 
-    Raises InputError for what is no question, with what to write; ImpossiblePair for fields that exclude each
-    other.
+    Raises InputError, which says what to write, for a text that is no question, and ImpossiblePair for fields
+    that exclude each other.
     """
     if len(text) > LONGEST:
         raise InputError(f"the question has {len(text):,} characters; {LONGEST:,} are enough for any.")
@@ -179,74 +181,79 @@ def read_question(text: str) -> Question:
         )
     except ValueError:  # UnicodeDecodeError is one
         raise InputError("the question is no name=value&name=value. Begin again from the form.") from None
-    said = dict(pairs)
-    if len(said) < len(pairs):
-        twice = next(name for name in said if sum(name == other for other, _ in pairs) > 1)
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        twice = next(name for name in given if [key for key, _ in pairs].count(name) > 1)
         raise InputError(f"the question says {shortened(twice)} twice. Keep one.")
-    for name in said:
+    for name in given:
         if name not in ASKED and name not in BESIDE:
-            raise InputError(_no_such(name))
-    hardware = find_hardware(said.get("hardware") or DEFAULT_HARDWARE)
-    memory = said.get("memory", "").strip()
+            raise InputError(_unknown_field(name))
+    hardware = find_hardware(given.get("hardware") or DEFAULT_HARDWARE)
+    memory = given.get("memory", "").strip()
     if memory:
         hardware = with_memory(hardware, parse_bytes(memory))
-    recipe = check_recipe(_fields(said), "the question", [*said], "question")
-    counts = read_counts(said["gpus"]) if said.get("gpus") else [1]
+    recipe = check_recipe(_fields(given), "the question", [*given], "question")
+    counts = read_counts(given["gpus"]) if given.get("gpus") else [1]
     if len(counts) > 1:
-        raise InputError(f"gpus: {shortened(said['gpus'])}: give one number.")
+        raise InputError(f"gpus: {shortened(given['gpus'])}: give one number.")
     recipe = recipe if counts == [1] else among(recipe, counts[0])
-    tokens = said.get("tokens", "").strip()
+    tokens = given.get("tokens", "").strip()
     return Question(
-        recipe, hardware, memory, read_after(said), read_tokens(tokens, "tokens:") if tokens else 0
+        recipe, hardware, memory, read_after(given), read_tokens(tokens, "tokens:") if tokens else 0
     )
 
 
 def mistake(text: str, error: InputError) -> dict[str, Any]:
-    """What is wrong with a question, and what to change in it, for a page."""
+    """The document that tells a page what is wrong with the question `text`: the `error`, and `fixes`, each a
+    set of fields with which the recipe is possible."""
     if not isinstance(error, ImpossiblePair):
         return {"error": str(error), "fixes": []}
-    said = dict(parse_qsl(text, keep_blank_values=True))
-    fields = _fields(said)
+    given = dict(parse_qsl(text, keep_blank_values=True))
+    fields = _fields(given)
     found = [*_fixes(fields, error.rule, {})]
     least = [fix for fix in found if not any(other.items() < fix.items() for other in found)]
-    words = [", ".join(f"{name}: {value}" for name, value in fix.items()) for fix in least]
-    fixes = [{"fields": fix, "words": word} for fix, word in zip(least, words, strict=True)]
+    fixes = [
+        {"fields": fix, "words": ", ".join(f"{name}: {value}" for name, value in fix.items())}
+        for fix in least
+    ]
     defaults = Recipe(model="-").model_dump(mode="json")
-    beside = {"hardware": said.get("hardware") or DEFAULT_HARDWARE, "memory": said.get("memory", "")}
-    return {"error": f"{error.rule}.", "fixes": fixes, "said": {**defaults, **fields, **beside}}
+    others = {"hardware": given.get("hardware") or DEFAULT_HARDWARE, "memory": given.get("memory", "")}
+    return {"error": f"{error.rule}.", "fixes": fixes, "said": {**defaults, **fields, **others}}
 
 
 def _fixes(fields: dict[str, Any], rule: str, changed: dict[str, str]) -> Iterator[dict[str, str]]:
-    """Of the changes that a broken rule proposes, those after which the recipe is possible: alone, or with
-    what the next broken rule proposes then."""
+    """The changes proposed by the sentence of a broken `rule` after which the recipe is possible, either by
+    themselves or with what the next broken rule proposes then. `changed` are the changes already made."""
     for name, value in _PROPOSED.findall(rule.partition(" is impossible: ")[2]):
         if name not in ASKED or name in changed:
             continue
-        fix, after = {**changed, name: value}, {**fields, name: parse_yaml(value, name)}
+        fix, fixed = {**changed, name: value}, {**fields, name: parse_yaml(value, name)}
         try:
-            check_recipe(after, "the question")
+            check_recipe(fixed, "the question")
             yield fix
         except ImpossiblePair as error:
             if len(fix) < MOST_CHANGES:
-                yield from _fixes(after, error.rule, fix)
-        except InputError:  # no value, but a word of the sentence
+                yield from _fixes(fixed, error.rule, fix)
+        except InputError:  # what matched is a word of the sentence and no value
             continue
 
 
-def _fields(said: Mapping[str, str]) -> dict[str, Any]:
-    """Of the recipe: those of the named one, and those that are said. Raises InputError."""
-    name = said.get("recipe", "")
+def _fields(given: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of the question's recipe: those of the recipe that it names, changed by those that it sets.
+    Raises InputError."""
+    name = given.get("recipe", "")
     if name and name not in _shipped():
         hint = nearest(shortened(name), list(_shipped()))
         raise InputError(f"recipe: there is no {shortened(name)!r} among those of harness.{hint}")
     fields = {**_shipped()[name]} if name else {}
-    for key, value in said.items():
+    for key, value in given.items():
         if key in ASKED:
             fields[key] = value if key == "model" else parse_yaml(value, f"{key}={shortened(value)}")
     return fields
 
 
-def _no_such(name: str) -> str:
+def _unknown_field(name: str) -> str:
+    """Why a question cannot set `name`."""
     if name in EFFECTS:
         return f"{name} is no part of a question: {EFFECTS[name].why}. Leave it out."
     hint = nearest(shortened(name), [*ASKED, *BESIDE])
@@ -254,32 +261,37 @@ def _no_such(name: str) -> str:
 
 
 @cache
-def _for_cards() -> tuple[str, ...]:
-    return tuple(one.name for one in list_card_recipes())
+def _card_recipes() -> tuple[str, ...]:
+    """The names of the shipped recipes that are made for one card."""
+    return tuple(recipe.name for recipe in list_card_recipes())
 
 
 @cache
 def _shipped() -> dict[str, dict[str, Any]]:
     """The fields of every recipe that comes with harness, by its name."""
-    names = [*(name for name, _ in list_recipes()), *_for_cards()]
+    names = [*(name for name, _ in list_recipes()), *_card_recipes()]
     return {name: load_recipe(name)[1].model_dump(mode="json") for name in names}
 
 
-def _nearest(recipe: Recipe) -> tuple[str, dict[str, Any]]:
-    """What a command begins with, and the fields that it changes: of the recipes of harness about the same
-    model, or of all where there is none, and of the model by itself, what differs in the fewest. One for a
-    card, whose name says what fits there, only if it is the very same."""
+def _nearest_recipe(recipe: Recipe) -> tuple[str, dict[str, Any]]:
+    """The shipped recipe or the model from which `recipe` differs in the fewest fields, and these fields.
+
+    Recipes about other models count only where none is about this model. A recipe for a card counts only if
+    nothing differs, since its name promises that it fits there."""
     fields = recipe.model_dump(mode="json")
-    shipped = {name: _differing(other, fields) for name, other in _shipped().items()}
-    usable = {name: changes for name, changes in shipped.items() if not changes or name not in _for_cards()}
-    alike = {name: changes for name, changes in usable.items() if "model" not in changes} or usable
-    alike[recipe.model] = _differing(Recipe(model=recipe.model).model_dump(mode="json"), fields)
-    return min(alike.items(), key=lambda each: len(each[1]))
+    shipped = {name: _differing(base, fields) for name, base in _shipped().items()}
+    usable = {
+        name: changes for name, changes in shipped.items() if not changes or name not in _card_recipes()
+    }
+    candidates = {name: changes for name, changes in usable.items() if "model" not in changes} or usable
+    candidates[recipe.model] = _differing(Recipe(model=recipe.model).model_dump(mode="json"), fields)
+    return min(candidates.items(), key=lambda candidate: len(candidate[1]))
 
 
 def _differing(
     base: Mapping[str, Any], fields: Mapping[str, Any], always: tuple[str, ...] = ()
 ) -> dict[str, Any]:
+    """The `fields` that a question may set and that differ from `base`, and those named by `always`."""
     return {
         name: value
         for name, value in fields.items()

@@ -1,4 +1,4 @@
-"""The commands: arguments in, exit status and tables out. The only home of typer and rich."""
+"""The commands: arguments in, exit status and tables out. No other package uses typer or rich."""
 # pyright: reportUnusedImport=false
 
 from harness.cli.entry import script

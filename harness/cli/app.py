@@ -1,4 +1,4 @@
-"""The commands. Nothing heavy is imported at the top: `harness --help` answers at once."""
+"""The command `harness` with all its commands. It imports nothing heavy, so that `harness --help` is fast."""
 
 import errno
 import os
@@ -17,12 +17,12 @@ from harness.errors import HarnessError, MissingDependency
 from harness.system import complain, interrupted_status, interruptible, signals_answered
 
 COMPLETE = "_HARNESS_COMPLETE"
-"""The variable by which a shell asks for completions, as typer names it."""
-_commands = cache(typer.main.get_command)  # made once, for those who call main() often: the tests
+"""The variable of the environment by which a shell asks for completions, as typer names it."""
+_commands = cache(typer.main.get_command)  # made once for a process that calls main() often, as tests do
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _print_version(given: bool) -> None:
+    if given:
         from importlib.metadata import version
 
         print(f"harness {version('finetune-harness')}")
@@ -40,7 +40,7 @@ app = typer.Typer(
 @app.callback()
 def harness(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
     """How much GPU memory and how much time does this fine-tuning recipe take, and where does each byte and
@@ -75,10 +75,11 @@ app.command(epilog=paragraphs(servers.MCP_EXAMPLES))(servers.mcp)
 
 
 def main() -> NoReturn:
-    """Entry point.
+    """Run the command that sys.argv names, and exit.
 
-    Exit status: 0 fine, 2 bad input or impossible here, 3 out of memory, 4 a nan or infinite loss, 130
-    interrupted (143 by SIGTERM, 129 by SIGHUP), 1 a bug.
+    The exit status is 0 if all is well, 2 for bad input or what is impossible here, 3 for out of memory, 4
+    for a nan or infinite loss, 130 for an interrupt (143 by SIGTERM, 129 by SIGHUP), and 1 for a bug; some
+    commands have more.
     """
     with signals_answered():
         try:
@@ -95,7 +96,7 @@ def main() -> NoReturn:
             end = "" if message.endswith((".", "?")) else "."
             status = complain(f"{message}{end}{_as_field(error)} See `{help_command}`.", 2)
         except ModuleNotFoundError as error:
-            if not error.name or "." in error.name:  # part of a package that is there: a bug, ours or theirs
+            if not error.name or "." in error.name:  # the package is installed, and lacks a module: a bug
                 raise
             needed = MissingDependency(error.name, None, "this")
             status = complain(str(needed), MissingDependency.exit_status)
@@ -112,10 +113,10 @@ def main() -> NoReturn:
 
 
 def _command() -> None:
-    """What the command line asks for."""
+    """Run the command, with nothing caught."""
     if COMPLETE in os.environ:
         app(prog_name="harness")
-    # not app(): typer would turn an interrupt and a closed pipe into statuses of its own
+    # app() would turn an interrupt and a closed pipe into exit statuses of typer's own
     command = _commands(app)
     with command.make_context("harness", sys.argv[1:] or ["--help"]) as context:
         command.invoke(context)
@@ -123,12 +124,13 @@ def _command() -> None:
 
 
 def _as_field(error: typer.TyperException) -> str:
-    """For --seq-len 512: how fields of a recipe, and the device, are written."""
+    """For an unknown option that is a recipe's field or the device, such as --seq-len: how to write it."""
     from harness.recipe import Recipe
 
     name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
     name = "hardware" if name in ("gpu", "device") else name  # options of run, watch and emulate
     context = getattr(error, "ctx", None)
-    taken = [parameter.metavar or "" for parameter in context.command.params] if context else []
-    known = name in Recipe.model_fields or (name == "hardware" and any("hardware=" in text for text in taken))
-    return f" Write {name}=VALUE, without dashes." if known and any("=" in text for text in taken) else ""
+    metavars = [parameter.metavar or "" for parameter in context.command.params] if context else []
+    takes_device = any("hardware=" in metavar for metavar in metavars)
+    known = name in Recipe.model_fields or (name == "hardware" and takes_device)
+    return f" Write {name}=VALUE, without dashes." if known and any("=" in text for text in metavars) else ""

@@ -1,4 +1,4 @@
-"""Arguments that several commands share."""
+"""The arguments and options that several commands share, and what they ask for."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _names_from(beginning: str) -> list[str]:
-    """For a shell that completes a recipe's name."""
+    """The recipes whose names begin so, for a shell that completes a name."""
     return [name for name in recipe_names() if name.startswith(beginning)]
 
 
@@ -91,12 +91,12 @@ FullStateDict = Annotated[
 
 
 def paragraphs(lines: str) -> str:
-    """Each line apart from the next: of what stands below a command's options, typer joins others."""
+    """Lines as paragraphs, for the text below a command's options, whose lines typer would join."""
     return lines.replace("\n", "\n\n")
 
 
 def one_of(options: dict[str, bool]) -> str | None:
-    """The option that is given. Raises InputError for two."""
+    """The one of `options` that is given; None where none is. Raises InputError where several are."""
     given = [name for name, is_given in options.items() if is_given]
     if len(given) > 1:
         raise InputError(f"{' and '.join(given)} exclude each other. Give one of them.")
@@ -112,7 +112,7 @@ def what_follows(
     loss_only: bool,
     full_state_dict: bool,
 ) -> "AfterStep | None":
-    """What the options above ask for behind the training steps; None for nothing. Raises InputError."""
+    """What follows the training steps, by the options above; None for nothing. Raises InputError."""
     from harness.answers import after_training
 
     given = {
@@ -128,7 +128,8 @@ def what_follows(
 def asked_for(
     recipe: str, overrides: Sequence[str] | None, memory: str | None
 ) -> "tuple[str, Recipe, Hardware]":
-    """Name and recipe, its data looked at, and the device, as the arguments above say. Raises InputError."""
+    """The recipe's name, the recipe, and the device, by the arguments above. Raises InputError, also for data
+    that cannot be read."""
     from harness.data import check_data
     from harness.hardware import split_hardware
 
@@ -139,9 +140,9 @@ def asked_for(
 
 
 def asked_recipe(recipe: str, overrides: Sequence[str]) -> tuple[str, Recipe]:
-    """Name and recipe, with the attention that its model has. Raises InputError."""
+    """The recipe's name, and the recipe with the attention that its model has. Raises InputError."""
     from harness.architecture import find_config, with_attention
 
     name, loaded = load_recipe(recipe, overrides)
-    find_config(loaded.model)  # what is nowhere is said before torch is imported
+    find_config(loaded.model)  # raises for a model that is nowhere, before torch is imported
     return name, with_attention(loaded)

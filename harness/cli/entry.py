@@ -1,4 +1,4 @@
-"""The process of a command, which answers signals before the commands are imported and until it is over."""
+"""The process of a command, which handles signals from before the commands are imported until it ends."""
 
 import signal
 import sys
@@ -6,16 +6,16 @@ from typing import NoReturn
 
 
 def script() -> NoReturn:
-    """main() in a process that is over after it: what `harness` and `python -m harness` run."""
+    """Run main() and end the process: what `harness` and `python -m harness` do."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's would say which import a Ctrl-C was in
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own would print a traceback of an import
     from harness.system import end_process, signals_answered
 
     with signals_answered():
         from harness.cli.app import main
 
         reconfigure = getattr(sys.stdout, "reconfigure", None)
-        if reconfigure is not None:  # a terminal without our signs spells them
+        if reconfigure is not None:  # a terminal that lacks a character shows its escape sequence
             reconfigure(errors="backslashreplace")
         try:
             main()

@@ -1,5 +1,6 @@
-"""The ranks of one step as processes: PyTorch's elastic agent starts and ends them here, or torchrun started
-them on several machines; how one joins the others.
+"""The ranks of one step as processes: how they are started and ended, and how one joins the others.
+
+PyTorch's elastic agent starts them on this machine, or torchrun on several.
 """
 # pyright: reportUnusedImport=false
 

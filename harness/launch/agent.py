@@ -1,7 +1,8 @@
-"""Starting ranks on this machine with PyTorch's elastic agent, what torchrun runs, and ending them together.
+"""Starting ranks on this machine with PyTorch's elastic agent, which torchrun uses too, and ending them
+together.
 
-The agent ends all ranks as soon as one ends badly. What it cannot see is a rank that hangs: a watcher reads
-every rank's signs of life, kills the one that has been silent longest, and tells where each was last heard.
+The agent ends all ranks as soon as one fails. It cannot see that a rank hangs, so a watcher reads every
+rank's signs of life, kills the rank that has been silent longest, and reports what each was doing last.
 """
 
 import json
@@ -20,30 +21,32 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
-from harness.launch.rank import SIGNS_OF_LIFE
+from harness.launch.rank import SIGNS_OF_LIFE, first_line
 
 BETWEEN_LOOKS_S = 0.5
+"""How often the watcher reads the signs of life, in seconds."""
 SHUTDOWN_S = 10
-"""Between the agent's SIGTERM and its SIGKILL."""
+"""The seconds between the agent's SIGTERM and its SIGKILL."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How the ranks ended, told by the first that ended badly."""
+    """How the ranks ended: all well, or as the first that failed."""
 
     status: int = 0
-    """Exit status; 128 + the signal for a rank that was killed."""
+    """The exit status; 128 + the signal for a rank that a signal killed."""
     rank: int | None = None
+    """The rank that failed first; None where none did, and after a signal to end."""
     reason: str | None = None
-    """A sentence; None when all ended well."""
+    """Why they ended, in words; None where all ended well."""
 
 
 def start_ranks(command: Sequence[str], num_ranks: int, patience_s: float) -> Ending:
-    """Run `command` as so many ranks of this machine, until the last has ended.
+    """Run `command` as `num_ranks` ranks of this machine, and return when the last has ended.
 
-    Rank 0 has this process's output; of the others only the reason for which one ends is told. A rank that
-    gives no sign of life for `patience_s` within a step is killed, and so are all. Raises InputError where
-    the agent cannot start. After a signal to end, which the ranks were sent too, the status is 128 + it.
+    Rank 0 writes to this process's output; what the others print is not shown. A rank that gives no sign of
+    life for `patience_s` seconds within a step is killed, and then all are ended. After a signal to end,
+    which the ranks get too, the status is 128 + the signal. Raises InputError where the agent cannot start.
     """
     _refuse_without_loopback(num_ranks)
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
@@ -51,9 +54,10 @@ def start_ranks(command: Sequence[str], num_ranks: int, patience_s: float) -> En
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say it in a sentence
+    # the Ending says in words what the agent would log
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     quiet = {rank: Std.ALL for rank in range(1, num_ranks)}
-    with tempfile.TemporaryDirectory(prefix="harness-ranks-") as folder, _told(Path(folder)) as signs:
+    with tempfile.TemporaryDirectory(prefix="harness-ranks-") as folder, _environment(Path(folder)) as signs:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -72,16 +76,15 @@ def start_ranks(command: Sequence[str], num_ranks: int, patience_s: float) -> En
                 elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as failed:
             return _ending(failed, watcher)
-        except SignalException as told:
-            return Ending(128 + told.sigval, None, "interrupted")
+        except SignalException as received:
+            return Ending(128 + received.sigval, None, "interrupted")
         except (RuntimeError, OSError, RendezvousError, ValueError) as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise _not_started(num_ranks, said.rstrip(".")) from error
+            raise _not_started(num_ranks, first_line(error)) from error
     return Ending()
 
 
 def _refuse_without_loopback(num_ranks: int) -> None:
-    """The agent would look for it for minutes."""
+    """Raise InputError where localhost cannot be reached. The agent would try for minutes."""
     try:
         with socket.create_server(("localhost", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=10).close()
@@ -97,17 +100,18 @@ def _not_started(num_ranks: int, why: str) -> InputError:
 
 
 @contextmanager
-def _told(folder: Path) -> Generator[Path]:
-    """The variables that ranks inherit, and a folder for their signs of life."""
+def _environment(folder: Path) -> Generator[Path]:
+    """Inside, the environment has the variables that the ranks are to inherit. Gives the folder for their
+    signs of life, which is in `folder`."""
     signs = folder / "signs"
     signs.mkdir()
-    told = {SIGNS_OF_LIFE: str(signs), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S)}
+    variables = {SIGNS_OF_LIFE: str(signs), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S)}
     if "OMP_NUM_THREADS" not in os.environ:  # the agent would set 1 and say so
-        told["OMP_NUM_THREADS"] = "1"
+        variables["OMP_NUM_THREADS"] = "1"
     if Path("/sys/class/net/lo").exists() and "GLOO_SOCKET_IFNAME" not in os.environ:
-        told["GLOO_SOCKET_IFNAME"] = "lo"  # the ranks are all here, whatever the network
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+        variables["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this machine, whatever its network
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield signs
     finally:
@@ -119,14 +123,14 @@ def _told(folder: Path) -> Generator[Path]:
 
 
 class _Watcher:
-    """A thread that kills the rank which has been silent longest, once that is too long."""
+    """A thread that kills the rank which has been silent longest, once that is longer than the patience."""
 
     def __init__(self, signs: Path, patience_s: float) -> None:
         self._signs, self._patience_s = signs, patience_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.hanging: str | None = None
-        """What the rank that was killed had been doing, and for how long."""
+        """How long the killed rank was silent, and what each rank did last; None if none was killed."""
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -143,9 +147,9 @@ class _Watcher:
             silent = min(in_a_step, key=lambda sign: sign[1], default=None)
             if silent is not None and time.time() - silent[1] > self._patience_s:
                 pid, since = silent[:2]
-                # which of those within one phase the others wait for, nobody can tell from outside
+                # of ranks within one phase nobody can tell from outside for which one the others wait
                 where = ", ".join(
-                    f"rank {sign[3]} in {sign[2]}" for sign in sorted(signs, key=lambda s: s[3])
+                    f"rank {sign[3]} in {sign[2]}" for sign in sorted(signs, key=lambda sign: sign[3])
                 )
                 self.hanging = f"gave no sign of life for {time.time() - since:.0f} s; last heard: {where}"
                 os.kill(pid, signal.SIGKILL)
@@ -153,46 +157,48 @@ class _Watcher:
 
 
 def _sign(path: Path) -> tuple[int, float, str, int] | None:
-    """(process, time, what it does, rank); None while it writes its first."""
+    """A rank's sign of life: (process id, seconds since 1970, phase, rank); None while there is none."""
     pid, _, rest = path.read_text().partition(" ")
     since, _, doing = rest.partition(" ")
     return (int(pid), float(since), doing.strip(), int(path.name)) if doing else None
 
 
 def _ending(failed: Any, watcher: _Watcher) -> Ending:
+    """The ending that the agent's ChildFailedError is about."""
     rank, failure = min(failed.failures.items(), key=lambda item: _lateness(item[1]))
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         reason = watcher.hanging or f"was killed by {name}"
         return Ending(128 - failure.exitcode, rank, f"rank {rank} {reason}")
-    return Ending(failure.exitcode, rank, f"rank {rank}: {_told_by(failure)}")
+    return Ending(failure.exitcode, rank, f"rank {rank}: {_message(failure)}")
 
 
 def _lateness(failure: Any) -> tuple[bool, int, bool]:
-    """The first in this order is the cause. The agent's clock counts whole seconds, so a rank that a signal
-    killed and one that could not go on without it may have ended at the same time.
+    """A sort key by which the failure that caused the others comes first. The agent's clock counts whole
+    seconds, so a rank that a signal killed and one that could not go on without it may have the same time.
     """
     from harness.parallel import lost_rank
 
     by_the_agent = failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM)
-    follows = by_the_agent or (failure.exitcode > 0 and lost_rank(_told_by(failure)) is not None)
+    follows = by_the_agent or (failure.exitcode > 0 and lost_rank(_message(failure)) is not None)
     return follows, failure.timestamp, failure.exitcode > 0
 
 
-def _told_by(failure: Any) -> str:
-    said = _said(failure.error_file) or _last_line(failure.error_file)
-    return said or f"exit status {failure.exitcode}"
+def _message(failure: Any) -> str:
+    """Why a rank ended: what it wrote, or else the last line that it printed, or else its exit status."""
+    message = _written_message(failure.error_file) or _last_line(failure.error_file)
+    return message or f"exit status {failure.exitcode}"
 
 
 def _last_line(error_file: str) -> str:
-    """Of what the rank printed before it ended; rank 0 has printed it for all to see."""
+    """The last line that the rank printed to stderr; empty for rank 0, whose output is shown."""
     path = Path(error_file).with_name("stderr.log")
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return lines[-1] if lines else ""
 
 
-def _said(error_file: str) -> str:
-    """What the rank wrote as it complained (system/streams.py)."""
+def _written_message(error_file: str) -> str:
+    """The message that the rank wrote to the agent's file for errors (`complain` in system/streams.py)."""
     try:
         found: Mapping[str, Any] = json.loads(Path(error_file).read_text())
         message = found["message"]

@@ -1,6 +1,7 @@
-"""Being a rank: what the launcher said, joining the others, and a sign of life that a watcher can read.
+"""Being a rank: its place among the ranks, joining the others, and signs of life for a watcher.
 
-torchrun and the agent here say the same by the same variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR).
+torchrun and PyTorch's elastic agent tell a rank its place by the same variables of the environment: RANK,
+WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 """
 
 import os
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     import torch
 
 SIGNS_OF_LIFE = "HARNESS_SIGNS_OF_LIFE"
-"""The folder in which each rank writes what it does; set by the one who watches over them."""
+"""The variable with the folder to which each rank writes what it does, set by the process that watches."""
 PATIENCE_S = 600.0
-"""How long a rank waits for the others within one sum, unless --patience says otherwise: NCCL's default."""
+"""How long a rank waits for the others within one collective, unless --patience says otherwise: NCCL's
+default, in seconds."""
 GRACE_S = 3.0
-"""After a signal to end: a rank that waits in C++ for one that is gone never sees it."""
+"""How long a rank has to end by itself after a signal to end, in seconds. One that waits in C++ for a rank
+that is gone never sees the signal."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,12 @@ class PlaceInRanks:
     world_size: int
     local_rank: int
     watched: bool
-    """Whether the agent of this very command started it, which says at the end what became of all."""
+    """Whether `start_ranks` started it. Then the process that called that reports on the run, and no rank."""
 
 
 def place_in_ranks() -> PlaceInRanks | None:
-    """From the launcher's variables; None in a process that nobody launched as a rank. Raises InputError."""
+    """This process's place by the launcher's variables; None for a process that was not launched as a rank.
+    Raises InputError for variables that are no such place."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     try:
@@ -57,28 +61,27 @@ def place_in_ranks() -> PlaceInRanks | None:
 
 @contextmanager
 def joined(place: PlaceInRanks, device: "torch.device", patience_s: float = PATIENCE_S) -> Generator[None]:
-    """Inside, this process and the others are one group: gloo for tensors of the host, NCCL for GPUs'.
-
-    Raises InputError where they cannot find one another.
+    """Inside, this process and the others are one process group, with gloo for tensors on the host and NCCL
+    for those on GPUs. Raises InputError where they cannot find one another.
     """
     import torch
     import torch.distributed as dist
 
-    _leave_when_told()
+    _end_after_signal()
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
-    # whoever listens at that address, and is no rendezvous, is waited for in C++ without an end
+    # PyTorch waits in C++ without end for an answer of whatever listens at that address
     giving_up = threading.Timer(patience_s + GRACE_S, _give_up, [place])
     giving_up.daemon = True
     giving_up.start()
     try:
         dist.init_process_group(
             "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl",
-            # a watcher sees which rank it is; the ranks that wait for it would only see that one is missing
+            # a watcher can tell which rank hangs, and the ranks that wait only that one does: it goes first
             timeout=timedelta(seconds=patience_s * (3 if place.watched else 1)),
         )
     except (RuntimeError, ValueError, OSError) as error:
-        raise InputError(_not_found(place, _first(error))) from None
+        raise InputError(_not_found(place, first_line(error))) from None
     finally:
         giving_up.cancel()
     try:
@@ -101,7 +104,7 @@ def _give_up(place: PlaceInRanks) -> None:
 
 
 class SignsOfLife:
-    """Writes what this rank does, where somebody watches: one small file, overwritten in place."""
+    """The file in which a rank says what it is doing, overwritten in place; none where nobody watches."""
 
     def __init__(self, place: PlaceInRanks) -> None:
         folder = os.environ.get(SIGNS_OF_LIFE)
@@ -109,15 +112,15 @@ class SignsOfLife:
         self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
 
     def tell(self, doing: str) -> None:
-        """`doing` is the phase that begins; "" when the run is over."""
+        """Write that the phase `doing` begins; "" when the run is over."""
         if self._file is not None:
             line = f"{os.getpid()} {time.time():.3f} {doing}".ljust(79)
             os.pwrite(self._file, f"{line}\n".encode(), 0)
 
 
-def _leave_when_told() -> None:
-    """From now on a signal to end, or the end of whoever started this rank, ends it even where it waits in
-    C++: GRACE_S later, or when what it is writing is written.
+def _end_after_signal() -> None:
+    """From now on a signal to end, or the end of the process that started this rank, ends the rank even where
+    it waits in C++: GRACE_S later, or when the file that it is writing is whole.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -126,21 +129,22 @@ def _leave_when_told() -> None:
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     parent = os.getppid()
 
-    def wait() -> None:
+    def end_after_grace() -> None:
         number = os.read(reading, 1)[0]
         time.sleep(GRACE_S)
         while is_writing():
             time.sleep(0.1)
         os._exit(128 + number)
 
-    def look_after_parent() -> None:
+    def watch_parent() -> None:
         while os.getppid() == parent:
             time.sleep(1)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    for task in (wait, look_after_parent):
+    for task in (end_after_grace, watch_parent):
         threading.Thread(target=task, daemon=True).start()
 
 
-def _first(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, without a full stop; the error's class where it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,7 +1,7 @@
-"""The questions for programs that ask on a person's behalf, by the Model Context Protocol.
+"""A server of the Model Context Protocol, for programs that ask harness's questions on a person's behalf.
 
-It reads the folders it is given and what harness brings, writes nothing, and reaches no network. Imports no
-torch, and the protocol's SDK only when it serves.
+It reads the folders it is given and the recipes and models of harness, writes nothing, and reaches no
+network. Imports no torch, and the protocol's SDK only when it serves.
 """
 # pyright: reportUnusedImport=false
 

@@ -1,4 +1,4 @@
-"""The folders that may be read, and which of them a path is in, when all its links are followed."""
+"""The folders that the server may read, and the check that a path with its links followed is in them."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -8,18 +8,20 @@ from harness.errors import InputError
 from harness.recipe import shortened
 
 MOST_ENTRIES = 20_000
-"""Files and folders that are looked at in one answer."""
+"""The most files and folders that are looked at for one answer."""
 LONGEST_PATH = 4096
+"""The most characters of a path."""
 
 
 class Folders:
-    """What a server reads. A path outside is refused with the same words whether it exists or not.
+    """The folders that a server reads. A path outside is refused in the same words whether it exists or not.
 
     Links are followed before a path is judged. Whoever can change the folders while they are read is trusted.
     """
 
     def __init__(self, folders: Sequence[Path], brought: Path) -> None:
-        """`brought`: the recipes and models that harness brings. Raises InputError for what is no folder."""
+        """`brought` is the folder with harness's own recipes and models, which can be read and is not listed.
+        Raises InputError for what is no folder."""
         for folder in folders:
             if not folder.is_dir():
                 raise InputError(
@@ -29,13 +31,14 @@ class Folders:
         self._readable = (*self.roots, brought.resolve())
 
     def inside(self, text: str, *bases: Path) -> Path:
-        """The file or folder of that path, absolute or as seen from one of `bases` (default: the folders).
+        """The real path of the file or folder `text`, which is absolute or relative to one of `bases`
+        (default: the folders).
 
-        Raises InputError unless it, and all that lies in a folder, is in the folders.
+        Raises InputError unless it is in the folders and, of a folder, everything in it is too.
         """
         if 0 < len(text) <= LONGEST_PATH and "\0" not in text:
             for base in bases or self.roots:
-                real = Path(os.path.realpath(base / text))  # an absolute text is that path
+                real = Path(os.path.realpath(base / text))  # the base is dropped if `text` is absolute
                 if self._has(real) and os.path.exists(real):
                     self._refuse_ways_out(real)
                     return real
@@ -46,7 +49,7 @@ class Folders:
         )
 
     def files(self) -> Iterator[Path]:
-        """Every file, not through links to folders, in order; MOST_ENTRIES at most."""
+        """Every file in the folders in order, at most MOST_ENTRIES. Links to folders are not entered."""
         left = MOST_ENTRIES
         for root in self.roots:
             for folder, folders, names in os.walk(root):
@@ -63,7 +66,7 @@ class Folders:
         return any(real.is_relative_to(root) for root in self._readable)
 
     def _refuse_ways_out(self, folder: Path) -> None:
-        """Raises InputError for a folder with a link to somewhere else, or with too many files to tell."""
+        """Raise InputError for a folder that holds a link to a place outside, or too many files to check."""
         left = MOST_ENTRIES
         for inner, folders, names in os.walk(folder):
             for name in (*folders, *names):

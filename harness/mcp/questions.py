@@ -1,7 +1,7 @@
-"""What the tools answer: plain data, or an InputError.
+"""The tools of the server, each of which answers with plain data or raises InputError.
 
-The questions about a recipe are those of harness.api, with its arguments; their descriptions are what a model
-reads to choose one. Imports no torch.
+The questions about a recipe are those of harness.api, with its arguments. A language model chooses a tool by
+its description, which is its docstring. Imports no torch.
 """
 
 import os
@@ -34,15 +34,17 @@ from harness.step_profile import StepProfile, explain_oom, verdict
 from harness.system import read_mapping
 
 MOST_FILES = 500
-"""That are listed."""
+"""The most files that the tool `files` lists."""
 LONGEST_ANSWER = 60_000
-"""Characters of tables."""
+"""The most characters of tables in an answer."""
 MOST_STACK_LINES = 12
+"""The most lines of each stack in an answer."""
 MOST_KINDS = 20
-"""Of allocations: those of one stack are of one kind."""
+"""The most kinds of allocations in an answer. Allocations from one stack are of one kind."""
 LONGEST_NAME = 200
+"""The most characters of a recipe's name."""
 MOST_SNAPSHOT_BYTES = 2**28
-"""Of what the server reads; `harness report` reads larger ones, with the memory that takes."""
+"""The largest snapshot that the server reads; `harness report` reads larger ones, which takes memory."""
 
 RecipeArgument = Annotated[
     str,
@@ -61,13 +63,13 @@ Overrides = Annotated[
 
 
 class Questions:
-    """The tools, over some folders."""
+    """The tools of a server over some folders."""
 
     def __init__(self, folders: Folders) -> None:
         self.folders = folders
 
     def tools(self) -> list[Callable[..., Any]]:
-        """Each answers with plain data; its name, its arguments and its docstring are what a program sees."""
+        """The tools, which return plain data. A program sees their names, arguments and docstrings."""
         questions = (api.napkin, api.simulate, api.fit, api.formula, api.shard)
         about_recipes = map(self.of_the_api, questions)
         of_files = (self.report, self.snapshot, self.diff)
@@ -93,19 +95,20 @@ class Questions:
         return {**kinds, "more_than_listed": listed > MOST_FILES}
 
     def of_the_api(self, question: Callable[..., Any]) -> Callable[..., Any]:
-        """A question of harness.api as a tool: its own arguments, except a folder to write.
+        """A question of harness.api as a tool with its arguments, except `out`: the server writes nothing.
 
-        Its description is the beginning of the docstring there: what the question is, and its arguments.
+        The tool's description is the first two paragraphs of the docstring there: what the question is, and
+        its arguments.
         """
 
         def ask(*, recipe: str, overrides: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-            name, asked = self._asked(recipe, overrides)
-            return _answer(name, question(asked, **options))
+            name, loaded = self._name_and_recipe(recipe, overrides)
+            return _answer(name, question(loaded, **options))
 
         options = [
-            given
-            for given in signature(question, eval_str=True).parameters.values()
-            if given.kind is Parameter.KEYWORD_ONLY and given.name != "out"
+            parameter
+            for parameter in signature(question, eval_str=True).parameters.values()
+            if parameter.kind is Parameter.KEYWORD_ONLY and parameter.name != "out"
         ]
         about = Parameter("recipe", Parameter.KEYWORD_ONLY, annotation=RecipeArgument)
         changes = Parameter("overrides", Parameter.KEYWORD_ONLY, default=None, annotation=Overrides)
@@ -140,17 +143,19 @@ class Questions:
             return {
                 "hardware": [
                     {
-                        "name": one.name,
-                        "title": one.datasheet.title,
-                        "memory_bytes": one.memory_bytes,
-                        "memory_bandwidth": one.memory_bandwidth,
-                        "dense_flops": {dtype: cited.value for dtype, cited in one.datasheet.flops.items()},
+                        "name": device.name,
+                        "title": device.datasheet.title,
+                        "memory_bytes": device.memory_bytes,
+                        "memory_bandwidth": device.memory_bandwidth,
+                        "dense_flops": {
+                            dtype: cited.value for dtype, cited in device.datasheet.flops.items()
+                        },
                     }
-                    for one in all_hardware()
+                    for device in all_hardware()
                 ]
             }
-        name, asked = self._asked(recipe, overrides)
-        return _answer(name, api.hardware(asked, prices=prices, best=best, tokens=tokens))
+        name, loaded = self._name_and_recipe(recipe, overrides)
+        return _answer(name, api.hardware(loaded, prices=prices, best=best, tokens=tokens))
 
     def report(
         self,
@@ -217,7 +222,8 @@ class Questions:
         return {"answer": "\n".join(diff_lines(found, names)), **diff_document(found, names, limit)}
 
     def _small_enough(self, text: str) -> Path:
-        """What of the folders is read for a report. Raises InputError."""
+        """The path of a run, profile or snapshot in the folders. Raises InputError for a snapshot of more
+        than MOST_SNAPSHOT_BYTES."""
         path = self.folders.inside(text)
         for file in [path] if path.is_file() else path.glob("snapshot.*"):
             if file.stat().st_size > MOST_SNAPSHOT_BYTES:
@@ -227,8 +233,9 @@ class Questions:
                 )
         return path
 
-    def _asked(self, recipe: str, overrides: Mapping[str, Any] | None) -> tuple[str, Recipe]:
-        """Name and recipe, of which every file is one that may be read. Raises InputError."""
+    def _name_and_recipe(self, recipe: str, overrides: Mapping[str, Any] | None) -> tuple[str, Recipe]:
+        """The name and the recipe that a tool's arguments describe. Raises InputError where it names a file
+        outside the folders, or code that comes with a model."""
         changes = dict(overrides or {})
         path = self._recipe_file(recipe)
         if path is None:
@@ -240,19 +247,20 @@ class Questions:
                 changes[place] = self._located(place, changes[place])
             elif place in fields:
                 fields[place] = self._located(place, fields[place], *([path.parent] if path else []))
-        asked = check_recipe({**fields, **changes}, origin, list(changes), "overrides")
-        if asked.trust_remote_code:
+        loaded = check_recipe({**fields, **changes}, origin, list(changes), "overrides")
+        if loaded.trust_remote_code:
             raise InputError(
                 "trust_remote_code: this server runs no code that comes with a model. Leave it out."
             )
-        return name, asked
+        return name, loaded
 
     def _recipe_file(self, recipe: str) -> Path | None:
-        """Where the recipe is; None for a model that is ours. Raises InputError."""
+        """The file of a recipe, by its name or its path in the folders; None for a model of harness, which
+        stands for a recipe of defaults. Raises InputError."""
         is_name = 0 < len(recipe) <= LONGEST_NAME and "/" not in recipe and os.sep not in recipe
-        named = find_recipe(recipe) if is_name else None
-        if named is not None or _is_our_model(recipe):
-            return named
+        file = find_recipe(recipe) if is_name else None
+        if file is not None or _is_shipped_model(recipe):
+            return file
         if is_name and not any(os.path.lexists(root / recipe) for root in self.folders.roots):
             raise InputError(
                 f"there is no recipe and no model {shortened(recipe)!r}.{nearest_recipe(recipe)} The tool "
@@ -261,10 +269,11 @@ class Questions:
         return self.folders.inside(recipe)
 
     def _located(self, place: str, value: Any, *bases: Path) -> Any:
-        """A model or data that may be read: a name of ours, or a file in the folders. Raises InputError."""
+        """The value of `place`, which is model or data, as a file in the folders; a model that harness ships
+        and synthetic data as they are. Raises InputError for anything else."""
         if not isinstance(value, str) or (place, value) == ("data", "synthetic"):
             return value
-        if place == "model" and _is_our_model(value):
+        if place == "model" and _is_shipped_model(value):
             return value
         try:
             return str(self.folders.inside(value, *bases))
@@ -275,12 +284,13 @@ class Questions:
             ) from None
 
 
-def _is_our_model(name: str) -> bool:
-    """Whether recipes/models has it, by its name there or its Hugging Face id."""
+def _is_shipped_model(name: str) -> bool:
+    """Whether recipes/models has the model, by its name there or its Hugging Face id."""
     return (find_model_config(name) or shipped_config(name)) is not None
 
 
 def _kind(path: Path) -> str | None:
+    """Under which heading the tool `files` lists a file; None for one that it does not list."""
     if path.name == "profile.json":
         return "runs"
     if path.stem.startswith("snapshot") and path.suffix in (".pickle", ".json"):
@@ -291,12 +301,12 @@ def _kind(path: Path) -> str | None:
 
 
 def _answer(name: str, found: Any) -> dict[str, Any]:
-    """What is said of an answer, and the answer: a profile, or what prints itself and has a document."""
+    """An answer of harness.api about the recipe `name` as plain data, with its text as `answer`."""
     if not isinstance(found, StepProfile):
         found = replace(found, name=name)
         return {"answer": str(found), **found.as_json()}
     found.provenance["recipe_name"] = name
     for allocation in (*found.top, *(found.oom.top if found.oom else ())):
         allocation.stack = allocation.stack[:MOST_STACK_LINES]
-    said = verdict(found) if found.oom is None else explain_oom(found)
-    return {"answer": f"{name}: {said}", "profile": found.model_dump(mode="json")}
+    sentence = verdict(found) if found.oom is None else explain_oom(found)
+    return {"answer": f"{name}: {sentence}", "profile": found.model_dump(mode="json")}

@@ -1,4 +1,4 @@
-"""The server: the questions as tools of the Model Context Protocol, on stdin and stdout."""
+"""The server, which offers the questions as tools of the Model Context Protocol on stdin and stdout."""
 
 import functools
 import os
@@ -20,17 +20,21 @@ INSTRUCTIONS = (
     "which GPU, `shard` for several, `formula` for the terms of a peak, and `report`, `snapshot` and `diff` "
     "about runs that are in this server's folders. GiB is 2**30 bytes."
 )
+"""What the protocol tells the language model about the server."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+"""Variables of the environment by which libraries reach no network."""
 LEAVES_NOTHING = {
-    "GIT_OPTIONAL_LOCKS": "0",  # in a checkout, a profile asks git for the commit: the index stays as it is
-    "HARNESS_CACHE": os.devnull,  # no folder, so that no formula is kept
-    "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(),  # a folder that is there: torch makes its own otherwise
+    "GIT_OPTIONAL_LOCKS": "0",  # a profile asks git for the commit, and git shall not refresh its index
+    "HARNESS_CACHE": os.devnull,  # which is no folder, so that no formula is written
+    "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(),  # a folder that exists; torch makes its own otherwise
 }
+"""Variables of the environment by which an answer leaves no file behind."""
 _REFUSED = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
+"""Python's audit events of reaching a network."""
 
 
 def serve(folders: Sequence[Path]) -> None:
-    """Answer on stdin and stdout until stdin ends.
+    """Answer questions about `folders` on stdin and stdout until stdin ends.
 
     Raises InputError for what is no folder, and MissingDependency without the SDK.
     """
@@ -47,6 +51,8 @@ def serve(folders: Sequence[Path]) -> None:
     one_at_a_time = threading.Lock()
 
     def answering(question: Callable[..., Any]) -> Callable[..., Any]:
+        """The question, one at a time, with its errors as those of the protocol."""
+
         @functools.wraps(question)
         def answer(*arguments: Any, **options: Any) -> Any:
             with one_at_a_time:  # a simulation replaces parts of torch while it runs
@@ -69,6 +75,6 @@ def serve(folders: Sequence[Path]) -> None:
 
 
 def _no_network(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuse what HF_HUB_OFFLINE does not: whatever library tries to connect, for whatever reason."""
+    """Refuse every connection, by whatever library: OFFLINE stops only those of Hugging Face."""
     if event in _REFUSED:
         raise InputError("this server reaches no network.")

@@ -1,7 +1,7 @@
 """Pages, Markdown, CSV and pictures of runs, profiles and snapshots.
 
-`read_run` reads, `write_report` writes the page; `render_page` is for pages that should look the same.
-Imports no torch.
+`read_run` reads a run, `write_report` writes the page of several, and `render_page` makes other pages of the
+same look. Imports no torch.
 """
 # pyright: reportUnusedImport=false
 

@@ -1,4 +1,6 @@
-"""Napkin, simulated and measured about one run's recipe, side by side, with what is unexplained."""
+"""The answers about a run's recipe side by side (napkin, simulated, emulated, measured), with what remains
+unexplained.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +16,19 @@ UNEXPLAINED = "unexplained"
 
 @dataclass
 class Answers:
-    """The comparison as a table, and its peaks as bars."""
+    """The comparison of the answers as a table, and the memory at their peaks as bars."""
 
     reference: str
+    """The source that the others are compared with."""
     table: Table
     bars: dict[str, Any]
-    """For the scripts: sources as rows, and their bytes by part (a category, or what is unexplained)."""
+    """What the charts draw: `rows` are sources, and `parts` has the bytes of each row by category, and those
+    that are unexplained."""
 
 
 def answers_about(run: ReportRun) -> Answers | str | None:
-    """None when there is only one answer; a sentence when they cannot be put side by side."""
+    """The answers about the run's recipe; None where there is only one, and a sentence where they cannot be
+    compared."""
     if run.profile is None or not run.answers:
         return None
     profiles = [run.profile, *run.answers]

@@ -1,4 +1,4 @@
-"""Arrays in a page: little-endian bytes, deflated, in base64; timeline.js unpacks them."""
+"""A history as arrays in a page: each is deflated little-endian bytes in base64, which columns.js unpacks."""
 
 import base64
 import zlib
@@ -11,15 +11,15 @@ from harness.report.history import History
 
 
 def packed(array: NDArray[Any]) -> dict[str, Any]:
-    """An array of unsigned integers or float64: {"type": "uint16", "data": base64}."""
+    """An array of unsigned integers or float64 as JSON: {"type": "uint16", "data": base64}."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return {"type": array.dtype.name, "data": base64.b64encode(zlib.compress(little.tobytes(), 6)).decode()}
 
 
 def history_columns(history: History) -> dict[str, Any]:
-    """What the page needs to draw a history: sizes are indices into a table of the different ones.
+    """What the page needs in order to draw a history. Sizes are indices into `sizes`, the different ones.
 
-    JavaScript's numbers are exact up to 2**53, which no size reaches.
+    Bytes are float64, which is what JavaScript calculates with, and exact up to 2**53.
     """
     sizes, size_index = np.unique(history.change_bytes, return_inverse=True)
     steps = np.flatnonzero(np.diff(history.reserved_bytes, prepend=-1))
@@ -59,7 +59,8 @@ def history_columns(history: History) -> dict[str, Any]:
 
 
 MAX_PHASE_RUNS = 5000
-"""More stretches of one phase than a training has; a page with millions of bands would not open."""
+"""The most stretches of one phase that are drawn, more than a training has: a browser cannot open a page with
+millions of bands."""
 
 
 def _narrow(array: NDArray[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Several runs: what differs in their recipes, their bytes and their times."""
+"""The tables of a report about several runs: what differs in their recipes, their bytes and their times."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ from harness.report.table import Cell, Table
 
 
 def difference_tables(runs: Sequence[ReportRun]) -> list[Table]:
-    """Recipe fields and quantities of the runs that have a profile, beside the first one's."""
+    """Two tables about the runs that have a profile: the recipe's fields that differ, and all quantities with
+    their changes from the first run. None where fewer than two have a profile."""
     profiled = [(run.name, run.profile) for run in runs if run.profile is not None]
     if len(profiled) < 2:
         return []
@@ -26,10 +27,10 @@ def difference_tables(runs: Sequence[ReportRun]) -> list[Table]:
     devices = [profile.hardware.name for _, profile in profiled]
     if len(set(devices)) > 1:
         rows.append((Cell("(device)"), *map(Cell, devices)))
-    what = Table("What differs in the recipes", ("field", *names), rows)
+    different = Table("What differs in the recipes", ("field", *names), rows)
     if not rows:
-        what.notes.append("The recipes are the same in every field.")
-    return [what, _numbers(names, [quantities(profile) for _, profile in profiled])]
+        different.notes.append("The recipes are the same in every field.")
+    return [different, _numbers(names, [quantities(profile) for _, profile in profiled])]
 
 
 ORDER = (
@@ -45,11 +46,11 @@ ORDER = (
     "recipe",
     "provenance",
 )
-"""Of a section's tables: first what people look for."""
+"""The order of a section's tables, the ones that most readers look for first."""
 
 
 def report_tables(sections: Sequence[Section]) -> list[Table]:
-    """Every table of a report, for Markdown and CSV; with several runs, named after theirs."""
+    """Every table of a report, for Markdown and CSV; of several runs each is named after its run."""
     several = len(sections) > 1
     tables = difference_tables([section.run for section in sections])
     for section in sections:
@@ -60,6 +61,7 @@ def report_tables(sections: Sequence[Section]) -> list[Table]:
 
 
 def _numbers(names: Sequence[str], known: Sequence[dict[Any, float | None]]) -> Table:
+    """The quantities of each run (as `quantities` has them), and their changes from the first run's."""
     columns = ["place", "quantity", names[0]]
     for name in names[1:]:
         columns += [name, "change", "in percent"]

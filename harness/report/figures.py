@@ -20,20 +20,22 @@ COLOURS = (
     *("#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9", "#009E73", "#999999", "#F0E442"),
     "#882255",
 )
-"""Okabe and Ito's palette and one more, as in assets/page.js, with a pattern each for who sees no colours."""
+"""The colours of a chart's parts: Okabe and Ito's palette and one more, as in assets/page.js."""
 PATTERNS = ("", "//", "xx", "\\\\", "", "..", "--", "++", "oo")
+"""A pattern for each colour, as matplotlib's hatches, so that the parts differ without colours too."""
 WIDTH_POINTS = 2000
+"""The most points of a timeline from left to right."""
 
 
 def drawing() -> Any:
-    """matplotlib's Figure. Raises MissingDependency where it is not installed."""
+    """The class Figure of matplotlib. Raises MissingDependency where it is not installed."""
     with needed("matplotlib", None, "a picture"):
         from matplotlib.figure import Figure
     return Figure
 
 
 def write_figures(runs: Sequence[ReportRun], folder: Path) -> list[Path]:
-    """Draw what each run has into <run>-<chart>.png. Returns the files.
+    """Draw every chart that a run has data for into `folder`/<run>-<chart>.png. Returns the files.
 
     Raises InputError when nothing can be drawn or the folder cannot be made, MissingDependency without
     matplotlib.
@@ -56,7 +58,7 @@ def write_figures(runs: Sequence[ReportRun], folder: Path) -> list[Path]:
 
 
 def _free_name(name: str, taken: Any) -> str:
-    """A file name that no other picture has."""
+    """A file name for a picture called `name` that is not among those `taken`."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
     number = 1
     while (found := f"{plain}{'' if number == 1 else f'-{number}'}.png") in taken:
@@ -65,7 +67,7 @@ def _free_name(name: str, taken: Any) -> str:
 
 
 def _charts(run: ReportRun) -> dict[str, Callable[[Any], None]]:
-    """What can be drawn of a run: a function of matplotlib's axes by name."""
+    """The charts that can be drawn of a run: by name, a function that draws into matplotlib's axes."""
     charts: dict[str, Callable[[Any], None]] = {}
     profile, history = run.profile, run.history
     if history is not None and history.events:
@@ -85,7 +87,8 @@ def _charts(run: ReportRun) -> dict[str, Callable[[Any], None]]:
 
 
 def draw_timeline(axes: Any, name: str, history: History, capacity_bytes: int | None) -> None:
-    """The stacked timeline, each of WIDTH_POINTS stretches by its highest moment, and the peak."""
+    """Draw the timeline, stacked by group, and the peak. Where there are more events than WIDTH_POINTS, each
+    point is the highest of several."""
     allocated = history.allocated_bytes()
     picked = highest(allocated, WIDTH_POINTS)
     event, peak = history.peak()
@@ -123,7 +126,7 @@ def draw_timeline(axes: Any, name: str, history: History, capacity_bytes: int | 
 
 
 def draw_phases(axes: Any, name: str, profile: StepProfile) -> None:
-    """The median time of each phase by kind of kernel, as far as these are known, with its 10th and 90th
+    """Draw the median time of each phase, by kind of kernel where that is known, with its 10th and 90th
     percentile."""
     timed = [(phase, profile.phases[phase].time_s) for phase in PHASES if phase in profile.phases]
     known = [(phase, time, time.median) for phase, time in timed if time.median is not None]
@@ -143,7 +146,7 @@ def draw_phases(axes: Any, name: str, profile: StepProfile) -> None:
     }
     rest = medians - sum(parts.values(), np.zeros(len(known)))
     parts["other kernels, and waiting" if parts else ""] = rest.clip(0)
-    _stack(axes, labels, {part: each * 1e3 for part, each in parts.items()})
+    _stack(axes, labels, {part: seconds * 1e3 for part, seconds in parts.items()})
     if errors.any():
         axes.errorbar(medians * 1e3, labels, xerr=errors, fmt="none", ecolor="black", capsize=4)
     axes.invert_yaxis()
@@ -157,7 +160,8 @@ def draw_phases(axes: Any, name: str, profile: StepProfile) -> None:
 
 
 def draw_answers(axes: Any, name: str, bars: dict[str, Any], reference: str) -> None:
-    """The bytes at the peak by category in each answer, and what is unexplained."""
+    """Draw the bytes at the peak by category for each answer, and those that are unexplained. `bars` is as
+    Answers has it."""
     sources = bars["rows"]
     known = {part: [size or 0 for size in sizes] for part, sizes in bars["parts"].items()}
     unit, scale = _unit(max(sum(sizes[i] for sizes in known.values()) for i in range(len(sources))))
@@ -170,7 +174,7 @@ def draw_answers(axes: Any, name: str, bars: dict[str, Any], reference: str) -> 
 
 
 def _stack(axes: Any, bars: Sequence[str], parts: dict[str, Any]) -> None:
-    """Each bar's parts one behind the other; what is below zero goes to the left from there."""
+    """Draw horizontal bars whose parts follow one another; a part below zero extends to the left of zero."""
     left = np.zeros(len(bars))
     for i, (part, widths) in enumerate(parts.items()):
         if widths.any():
@@ -187,11 +191,11 @@ def _stack(axes: Any, bars: Sequence[str], parts: dict[str, Any]) -> None:
 
 
 def draw_roofline(axes: Any, name: str, roofline: PhaseRoofline) -> None:
-    """The device's two ceilings and the phases under them."""
+    """Draw the device's two ceilings, and the phases under them."""
     points = [point for point in roofline.points if point.flops]
     ridge = roofline.peak_flops / roofline.memory_bandwidth
-    at = [ridge, *(point.intensity for point in points)]
-    x = np.array([min(at) / 4, ridge, max(at) * 4])
+    intensities = [ridge, *(point.intensity for point in points)]
+    x = np.array([min(intensities) / 4, ridge, max(intensities) * 4])
     axes.loglog(x, [roofline.ceiling(value) / 1e12 for value in x], "k-", label=_plain(roofline.device))
     for i, point in enumerate(points):
         marker = "osD^"[i % 4]
@@ -210,7 +214,7 @@ def draw_roofline(axes: Any, name: str, roofline: PhaseRoofline) -> None:
 
 
 def highest(values: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    """Indices of the largest of each of at most `count` equal stretches: no such peak is lost."""
+    """The index of the largest value in each of at most `count` equal stretches, so that no peak is lost."""
     if len(values) <= count:
         return np.arange(len(values))
     edges = np.arange(count + 1) * len(values) // count
@@ -218,11 +222,12 @@ def highest(values: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
 
 
 def _unit(size_bytes: float) -> tuple[str, int]:
+    """The unit for sizes up to this one: its name, and its bytes."""
     if size_bytes < 2**30 / 10:
         return "MiB", 2**20
     return "GiB", 2**30
 
 
 def _plain(text: str) -> str:
-    # matplotlib would set what stands between dollar signs as mathematics
+    """Text that matplotlib shows as it is: between dollar signs it would read mathematics."""
     return text.replace("$", r"\$")

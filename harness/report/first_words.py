@@ -1,4 +1,6 @@
-"""A report's first sentences: whether it fits, where the peak is, what it is made of. Imports no torch."""
+"""The first sentences of a report: whether the step fits, where its peak is, and what fills it. Imports no
+torch.
+"""
 
 from pydantic import ValidationError
 
@@ -13,10 +15,11 @@ from harness.step_profile import StepProfile, between_steps_in_words, ranks_in_w
 from harness.units import in_gib, round_up
 
 MOST_CHANGES = 3
+"""The most changes that the sentences propose."""
 
 
 def first_words(run: ReportRun) -> list[str]:
-    """Sentences; of a snapshot those that need no recipe and no device."""
+    """The first sentences about a run; about a snapshot those that need no recipe and no device."""
     profile = run.profile
     if profile is None:
         return [] if run.history is None else _of_snapshot(run.history)
@@ -42,7 +45,8 @@ def first_words(run: ReportRun) -> list[str]:
 
 
 def _of_snapshot(history: History) -> list[str]:
-    """What ran out and what would help, or the peak, or what is held; then who holds most of it."""
+    """Why memory ran out and what would help, or the peak, or without a history what is allocated; then the
+    largest category, and the code that allocated most."""
     event, total = history.moment()
     oom = history.oom
     if oom is not None:
@@ -73,7 +77,7 @@ def _of_snapshot(history: History) -> list[str]:
 
 
 def _largest(profile: StepProfile) -> list[str]:
-    """The largest category."""
+    """A sentence about the largest category at the peak."""
     sizes = {name: size or 0 for name, size in profile.memory.at_peak.by_category().items()}
     total = sum(sizes.values())
     if not total:
@@ -84,7 +88,8 @@ def _largest(profile: StepProfile) -> list[str]:
 
 
 def _logits(profile: StepProfile, shape: ModelShape) -> list[str]:
-    """Tensors of a number for every token and word, known by their size: logits, copies, gradients."""
+    """A sentence about the allocations that have the size of the logits, which are logits, copies of them or
+    their gradients."""
     peak = profile.memory.peak_allocated_bytes
     try:
         recipe = Recipe.model_validate(profile.recipe)
@@ -93,15 +98,15 @@ def _logits(profile: StepProfile, shape: ModelShape) -> list[str]:
     if not peak:
         return []
     rows, tokens = recipe.rows, recipe.seq_len
-    # with or without the last token, which predicts nothing; two or four bytes a number; in blocks of 512
+    # with or without the last token, which predicts nothing; two or four bytes a value; in blocks of 512
     exact = {rows * (tokens - cut) * shape.vocab * width for cut in (0, 1) for width in (2, 4)}
     sizes = exact | {round_up(size, 512) for size in exact}
     found = [a.size_bytes for a in profile.top if a.size_bytes in sizes and a.category != "parameters"]
     if not found:
         return []
     what = f"{len(found)} tensors" if len(found) > 1 else "One tensor"
-    said = (
+    sentence = (
         f"{what} the size of the logits ({rows * tokens:,} tokens × {shape.vocab:,} words: logits, copies of "
         f"them, or their gradient) {'are' if len(found) > 1 else 'is'} {sum(found) / peak:.0%} of the peak."
     )
-    return [said]
+    return [sentence]

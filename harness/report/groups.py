@@ -1,4 +1,4 @@
-"""What a timeline is stacked by: categories, or the code that allocates most. Imports no torch."""
+"""The groups by which a timeline is stacked: categories, or places in the code. Imports no torch."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from harness.snapshot import NO_STACK, AllocationSpan, Recording, find_peak, own
 from harness.step_profile import CATEGORIES
 
 BEFORE = "before the recording"
-"""Memory that was there already and of which nobody says what it is."""
+"""The group of memory that was allocated before the recording and of which nothing is known."""
 OTHER_CODE = "other code"
 PLACES = 6
-"""A recording without phases is coloured by the code that allocates most: so many places."""
+"""How many places in the code have a group of their own in a recording without phases."""
 
 
 def groups_of(recording: Recording) -> tuple[tuple[str, ...], NDArray[np.uint8], bool]:
-    """The groups, the group of every span, and whether they are categories."""
+    """The names of the groups, the index of every span's group, and whether the groups are categories."""
     if recording.categories is None:
         return _by_place(recording.spans)
     groups = (*CATEGORIES, BEFORE)
@@ -27,6 +27,7 @@ def groups_of(recording: Recording) -> tuple[tuple[str, ...], NDArray[np.uint8],
 
 
 def _by_place(spans: Sequence[AllocationSpan]) -> tuple[tuple[str, ...], NDArray[np.uint8], bool]:
+    """`groups_of` for a recording without categories: the places that hold most at the peak, and the rest."""
     moment = find_peak(spans).index
     names = _places(spans)
     at_peak: dict[str, int] = {}
@@ -40,9 +41,9 @@ def _by_place(spans: Sequence[AllocationSpan]) -> tuple[tuple[str, ...], NDArray
 
 
 def _places(spans: Sequence[AllocationSpan]) -> list[str]:
-    """The line to name each by: the program's own, if several of its lines allocate; BEFORE without a stack.
-
-    A program that only calls a Trainer has one line of its own, which tells nothing apart.
+    """The line of code that stands for each span: the innermost of the user's program if several lines of it
+    allocate, or else the innermost of all. A program that only calls a Trainer has one line of its own, by
+    which its allocations would not differ. BEFORE for a span from before the recording without a stack.
     """
     stacks = {id(span.frames): span.frames for span in spans if span.frames}
     own = {stack: own_place(frames) for stack, frames in stacks.items()}

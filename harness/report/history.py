@@ -1,7 +1,7 @@
 """The memory history of a snapshot as columns: one entry for each allocation and each free, in order.
 
-Built on snapshot/attribution.py and snapshot/trace.py, in numpy where a million events would take Python too
-long. Imports no torch.
+It is built on snapshot/attribution.py and snapshot/trace.py, in numpy because a million events would take
+Python too long. Imports no torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,12 +28,13 @@ from harness.snapshot import (
 from harness.step_profile import CATEGORIES, PHASES_BETWEEN_STEPS, MemoryBreakdown
 
 SINCE_1970_US = 10**15
-"""Of September 2001: a real clock says more, a count of events less."""
+"""A time in September 2001: a trace whose times are smaller counts its events instead of reading a clock."""
 _SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+"""The actions of a trace by which reserved memory grows (1) and shrinks (-1)."""
 
 
 class PhaseRun(NamedTuple):
-    """A stretch of events of one phase; `phase` is None where the recording names none."""
+    """A run of events in one phase; `phase` is None where the recording names none."""
 
     phase: str | None
     start: int
@@ -42,75 +43,91 @@ class PhaseRun(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What was allocated when the recording began: an entry for each allocation, in no order."""
+    """What was allocated when the recording began, with one entry for each allocation, in no order.
+
+    `group`, `stack` and `module` are as in History."""
 
     size_bytes: NDArray[np.int64]
     group: NDArray[np.uint8]
     stack: NDArray[np.uint32]
     module: NDArray[np.uint32]
     freed: NDArray[np.int64]
-    """The event that freed it; -1 for what is there to the end."""
+    """The event that frees it; -1 for what is never freed."""
 
 
 @dataclass
 class History:
-    """What was allocated and freed on one device. Sizes are bytes, events count from 0.
+    """What was allocated and freed on one device. Each allocation and each free is an event, counted from 0.
 
-    A snapshot without a trace has no events: all it holds was there before.
+    A snapshot without a trace has no events: all that it holds counts as allocated before the recording.
     """
 
     device: int
+    """The index of the device."""
     spans: list[AllocationSpan]
+    """Every allocation, from its beginning to its end."""
     group_of_span: NDArray[np.uint8]
+    """The group of each span, as an index of `groups`."""
     groups: tuple[str, ...]
-    """What the timeline is stacked by: categories, or places in the code."""
+    """The groups by which the timeline is stacked: categories, or places in the code."""
     by_category: bool
+    """Whether the groups are categories."""
     baseline_bytes: NDArray[np.int64]
-    """By group: allocated when the recording began."""
+    """The bytes of each group that were allocated when the recording began."""
     change_bytes: NDArray[np.int64]
-    """At each event: positive for an allocation, negative for a free."""
+    """The change in allocated bytes at each event: positive for an allocation, negative for a free."""
     group: NDArray[np.uint8]
+    """The group of the memory that each event allocates or frees, as an index of `groups`."""
     stack: NDArray[np.uint32]
-    """At each event, the node of `tree` where the memory was allocated."""
+    """The stack by which that memory was allocated, as a node of `tree`."""
     modules: tuple[str, ...]
-    """Paths of the modules that allocations belong to; "" where none is known."""
+    """The paths of the modules that allocations belong to; "" where none is known."""
     module: NDArray[np.uint32]
-    """At each event, the index of the allocation's."""
+    """The module that the memory of each event belongs to, as an index of `modules`."""
     partner: NDArray[np.int64]
-    """At each event, the one that frees what it allocates or allocated what it frees; -1 for none."""
+    """For an allocation the event that frees it, for a free the event that allocated it; -1 for none."""
     before: Before
+    """The allocations from before the recording, which no event allocates."""
     time_us: NDArray[np.int64] | None
-    """At each event, microseconds since the first; None where the recording has no times."""
+    """The time of each event in microseconds since the first; None where the recording has no times."""
     time_is_estimated: bool
-    """Whether they are `estimated_times_us`, and no clock's."""
+    """Whether the times are those of `estimated_times_us` and not of a clock."""
     trace_index: NDArray[np.int64]
-    """At each event, the entry of the trace."""
+    """The entry of the snapshot's trace that each event is."""
     tree: CallTree
+    """The stacks of all allocations."""
     phases: list[PhaseRun]
+    """The phases of the events, in order."""
     segments_then: list[Segment]
-    """What the allocator held of the device's memory at `moment`."""
+    """The segments that the allocator had reserved at `moment`."""
     reserved_bytes: NDArray[np.int64]
-    """After each event; as allocated where there is no allocator (live CPU tensors)."""
+    """The reserved bytes after each event. They are the allocated ones where there is no caching allocator,
+    as for tensors on a CPU."""
     reserved_at_end_bytes: int
+    """The reserved bytes when the snapshot was taken."""
     oom: OutOfMemory | None
+    """The last time that memory ran out; None where it never did."""
     notes: list[str]
+    """Sentences about how the history was read."""
 
     @property
     def events(self) -> int:
+        """The number of events."""
         return len(self.change_bytes)
 
     def allocated_bytes(self) -> NDArray[np.int64]:
-        """After each event."""
+        """The allocated bytes after each event."""
         return self.baseline_bytes.sum() + np.cumsum(self.change_bytes)
 
     def by_group(self) -> NDArray[np.int64]:
-        """Bytes by (group, event): every column adds up to `allocated_bytes`."""
+        """The allocated bytes of each group after each event, of shape (groups, events)."""
         changes = np.zeros((len(self.groups), self.events), np.int64)
         changes[self.group, np.arange(self.events)] = self.change_bytes
         return self.baseline_bytes[:, None] + np.cumsum(changes, axis=1)
 
     def peak(self) -> tuple[int, int]:
-        """(event, allocated bytes) of the first largest moment; event -1 is before the first."""
+        """The event after which the most is allocated (the first of several), and these bytes. The event -1
+        is the beginning of the recording."""
         allocated = self.allocated_bytes()
         start = int(self.baseline_bytes.sum())
         if not self.events or allocated.max() <= start:
@@ -119,7 +136,8 @@ class History:
         return event, int(allocated[event])
 
     def moment(self) -> tuple[int, int]:
-        """(event, allocated bytes) of what a report is about: where memory ran out last; else the peak."""
+        """The moment that a report is about, as an event and the allocated bytes after it: where memory ran
+        out last, or else the peak."""
         if self.oom is None:
             return self.peak()
         event = int(np.searchsorted(self.trace_index, self.oom.index)) - 1
@@ -131,7 +149,7 @@ class History:
         return next((run.phase for run in self.phases if run.start <= event < run.end), None)
 
     def held(self) -> dict[str, int]:
-        """Bytes at `moment` by group, the most first, without those of nothing; they add up to it."""
+        """The bytes of each group at `moment`, the most first; groups without any are left out."""
         event, _ = self.moment()
         sizes = self.by_group()[:, event] if event >= 0 else self.baseline_bytes
         held = sorted(zip(sizes.tolist(), self.groups, strict=True), key=lambda item: -item[0])
@@ -139,13 +157,13 @@ class History:
 
     @property
     def when(self) -> str:
-        """`moment` in words."""
+        """What `moment` is, in words that follow a noun."""
         if self.oom is not None:
             return "when memory ran out"
         return "at the peak" if self.events else "when the snapshot was taken"
 
     def live_at(self, event: int) -> list[AllocationSpan]:
-        """The allocations live right after an event (-1: before the first)."""
+        """The allocations that are live right after an event, or for -1 when the recording began."""
         moment = int(self.trace_index[event]) if event >= 0 else BEFORE_RECORDING
         return [span for span in self.spans if span.live_at(moment)]
 
@@ -155,9 +173,10 @@ def history_of(
 ) -> History | None:
     """The history in a snapshot of checked shape (snapshot/safe_read.py); None if there is nothing in it.
 
-    `at_peak` is that of the same run's profile: what the recording found there already carries no
-    category in a snapshot, and is what the profile's categories have beyond the recorded ones.
-    `device`: which one; otherwise `chosen_device` chooses. Raises InputError for one that is not there.
+    `at_peak` is the memory at the peak by the same run's profile. A snapshot has no categories for what was
+    allocated before the recording: they are what the profile's categories have more than the recorded ones.
+    `device` is the index of the device; by default the one that `recording_of` chooses. Raises InputError for
+    one that the snapshot does not have.
     """
     recording = recording_of(snapshot, device)
     trace, segments, spans = recording.trace, recording.segments, recording.spans
@@ -171,7 +190,7 @@ def history_of(
     of_span = np.concatenate([births, deaths])
     at = np.concatenate([born[births], died[deaths]])
     changes = np.concatenate([sizes[births], -sizes[deaths]])
-    order = np.lexsort((changes > 0, at))  # an address given again without a free: the old one goes first
+    order = np.lexsort((changes > 0, at))  # of one trace entry, a free comes before the new allocation
     of_span, at, changes = of_span[order], at[order], changes[order]
     groups, codes, by_category = groups_of(recording)
     tree = CallTree()
@@ -179,7 +198,7 @@ def history_of(
     modules = tuple(dict.fromkeys(span.module or "" for span in spans))
     place_of = {name: i for i, name in enumerate(modules)}
     module = np.array([place_of[span.module or ""] for span in spans], np.uint32)
-    which: Iterable[tuple[int, bool]] = zip(of_span.tolist(), (changes > 0).tolist(), strict=True)
+    events: Iterable[tuple[int, bool]] = zip(of_span.tolist(), (changes > 0).tolist(), strict=True)
     there_before = born < 0
     baseline = np.bincount(codes[there_before], sizes[there_before], len(groups)).astype(np.int64)
     birth_event, death_event = _event_by_span(of_span, changes, len(spans))
@@ -207,7 +226,7 @@ def history_of(
         time_is_estimated=False,
         trace_index=at,
         tree=tree,
-        phases=_phase_runs([spans[s].birth_phase if birth else spans[s].death_phase for s, birth in which]),
+        phases=_phase_runs([spans[s].birth_phase if birth else spans[s].death_phase for s, birth in events]),
         segments_then=[],
         reserved_bytes=_reserved(trace, segments, at),
         reserved_at_end_bytes=sum(segment["total_size"] for segment in segments),
@@ -225,7 +244,7 @@ def history_of(
 def _event_by_span(
     of_span: NDArray[np.int64], changes: NDArray[np.int64], spans: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The events at which each span was allocated and freed; -1 for none."""
+    """For each span the event that allocated it and the event that freed it; -1 for none."""
     births, deaths = np.full(spans, -1, np.int64), np.full(spans, -1, np.int64)
     events = np.arange(len(of_span))
     births[of_span[changes > 0]] = events[changes > 0]
@@ -234,7 +253,8 @@ def _event_by_span(
 
 
 def _times(trace: Sequence[Mapping[str, Any]], at: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Since the first event. None where there are none (before PyTorch 2.2), or they only count."""
+    """The microseconds of each event since the first. None where the trace has no times (before PyTorch 2.2),
+    and where they are no clock's."""
     if not len(at):
         return None
     times = np.array([entry.get("time_us", 0) for entry in trace], np.int64)
@@ -244,8 +264,8 @@ def _times(trace: Sequence[Mapping[str, Any]], at: NDArray[np.int64]) -> NDArray
 
 
 def estimated_times_us(history: History, phases_s: Mapping[str, float | None]) -> NDArray[np.int64] | None:
-    """When each event of one step would be, in microseconds: each phase takes the seconds of `phases_s`, its
-    events at equal distances. None where a phase of the history has no estimate.
+    """Estimated times of the events of one step, in microseconds. A phase takes the seconds that `phases_s`
+    has for it, with its events at equal distances. None where a phase has no estimate.
     """
     takes_us = np.zeros(history.events)
     for phase in {run.phase for run in history.phases}:
@@ -259,7 +279,7 @@ def estimated_times_us(history: History, phases_s: Mapping[str, float | None]) -
 
 
 def _phase_runs(phases: Sequence[str | None]) -> list[PhaseRun]:
-    """An event without a phase belongs to the one around it."""
+    """The runs of equal phases. An event without a phase belongs to the phase before it."""
     runs: list[PhaseRun] = []
     start = 0
     for phase, events in groupby(phases):
@@ -275,9 +295,10 @@ def _phase_runs(phases: Sequence[str | None]) -> list[PhaseRun]:
 def _reserved(
     trace: Sequence[Mapping[str, Any]], segments: Sequence[Mapping[str, Any]], at: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Reserved bytes after each event.
+    """The reserved bytes after each event.
 
-    A segment is made for the allocation that follows, and given back after the free before it.
+    A segment that the trace reserves is counted with the allocation that follows, for which it was made, and
+    one that it releases with the free before.
     """
     actions = [
         (i, entry["size"], _SEGMENTS[entry["action"]])
@@ -293,6 +314,7 @@ def _reserved(
 
 
 def _notes(snapshot: Mapping[str, Any], recording: Recording) -> list[str]:
+    """Sentences about which device is shown, and how phases and categories are known."""
     notes: list[str] = []
     devices = devices_in(snapshot)
     if len(devices) > 1:
@@ -313,7 +335,7 @@ def _notes(snapshot: Mapping[str, Any], recording: Recording) -> list[str]:
 
 
 def _peak_of_the_steps(history: History) -> int:
-    """The event of the first largest moment before any evaluation or checkpoint; -1 is before the first."""
+    """The event of the peak before any evaluation or checkpoint; -1 for the beginning of the recording."""
     between = (run.start for run in history.phases if run.phase in PHASES_BETWEEN_STEPS)
     allocated = history.allocated_bytes()[: min(between, default=None)]
     if not len(allocated) or allocated.max() <= history.baseline_bytes.sum():
@@ -322,7 +344,8 @@ def _peak_of_the_steps(history: History) -> int:
 
 
 def _explain_baseline(history: History, at_peak: MemoryBreakdown) -> None:
-    """Move BEFORE's bytes to categories: what the profile has at the peak and the recording does not."""
+    """Divide the bytes of the group BEFORE among the categories: each gets what the profile has of it at the
+    peak of the steps beyond what was recorded."""
     if not history.baseline_bytes[len(CATEGORIES)]:
         return
     event = _peak_of_the_steps(history)
@@ -330,7 +353,7 @@ def _explain_baseline(history: History, at_peak: MemoryBreakdown) -> None:
     before = len(CATEGORIES)
     stated = np.array([size or 0 for size in at_peak.by_category().values()], np.int64)
     missing = stated - recorded[:before]
-    # The allocator's counter has the rounding that a trace does not show, which profiles add to `other`.
+    # profiles add to `other` the rounding of the allocator's counter, which a trace does not show
     missing[CATEGORIES.index("other")] -= missing.sum() - history.baseline_bytes[before]
     if (missing < 0).any():
         history.notes.append(

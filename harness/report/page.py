@@ -1,8 +1,8 @@
-"""One HTML file that opens from disk: its style, its scripts (Chart.js included) and its data inside.
+"""A report as one HTML file that opens from disk, with its style, its scripts (Chart.js among them) and data.
 
-Nothing in it can reach the network, and only the scripts written here run: the page's content security
-policy names them by their hashes. Text goes in through jinja2's escaping; data as JSON that cannot end its
-element. Imports no torch.
+Nothing in it can reach the network, and only the scripts written here run, since the page's content security
+policy names them by their hashes. Text goes in through jinja2's escaping, and data as JSON that cannot end
+its element. Imports no torch.
 """
 
 import base64
@@ -23,10 +23,12 @@ from harness.system import write_whole
 from harness.units import in_gib
 
 SCRIPTS = ("columns.js", "timeline.js", "charts.js", "stacked.js", "overlay.js", "report.js")
+"""The scripts of a report, in the order in which they run."""
 
 
 def report_html(runs: Sequence[ReportRun], home: str | None = None) -> str:
-    """The page: what differs (with several runs), then a section a run. `home`: where it was opened from."""
+    """The page of some runs: what differs between several, and a section for each. `home` is the address that
+    its link back leads to; None for no link."""
     sections = [section_of(run) for run in runs]
     names = [section.name for section in sections]
     title = runs[0].title if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}"
@@ -49,7 +51,7 @@ def write_report(runs: Sequence[ReportRun], out: Path) -> None:
 
 ASSETS = files("harness.report").joinpath("assets")
 CHART_JS = "chart.umd.min.js"
-"""Chart.js as its package on npm has it; its licence is beside it."""
+"""Chart.js as in its npm package; its licence is beside it."""
 _UNSAFE_IN_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
@@ -66,10 +68,11 @@ def render_page(
 ) -> str:
     """The page of assets/`template`, which extends base.html.
 
-    `data` is what the scripts see as `harness.data` (finite JSON); `scripts` are names in assets/, run after
-    page.js (sizes, themes, sortable tables) and what draws (left out without `charts`); `context` is what the
-    template sees; `home` is the address of the list that the page was opened from. `reaching`: what else its
-    policy allows, for a page that asks the place that it came from.
+    `data` is what the scripts see as `harness.data`, JSON with finite numbers. `scripts` are names in
+    assets/, which run after page.js (sizes, themes, sortable tables) and, with `charts`, after the scripts
+    that draw. `home` is the address of the link back. `reaching` is added to the page's content security
+    policy, for a page that asks the server it came from. `context` is what else the template sees.
+
     Raises MissingDependency without jinja2.
     """
     drawing = (CHART_JS, "page.js", "drawing.js") if charts else ("page.js",)
@@ -102,6 +105,7 @@ def script_json(data: Any) -> str:
 
 
 def _hash_source(script: str) -> str:
+    """The source by which a content security policy allows this script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -121,10 +125,11 @@ def _environment() -> Any:
 
 
 _WITHIN_A_PATH = re.compile(r"(?<=[./])(?=[A-Za-z*_])")
+"""Where the next part of a module's or a file's path begins."""
 
 
 def _breakable(text: str) -> Any:
-    """Text whose paths of modules and files may be broken into lines between their parts, not within one."""
+    """Text in which paths of modules and files may be broken into lines between their parts only."""
     safe = _markup()
     return safe("<wbr>").join(map(safe.escape, _WITHIN_A_PATH.split(text)))
 
@@ -139,6 +144,6 @@ def _markup() -> Any:
 @cache
 def _asset(name: str) -> str:
     text = ASSETS.joinpath(name).read_text(encoding="utf-8")
-    text = text.partition("\n//# sourceMappingURL=")[0]  # a map would come from the network
-    # the hash is of what the browser's parser makes of it
+    text = text.partition("\n//# sourceMappingURL=")[0]  # which a browser would fetch from the network
+    # a browser's parser normalizes the ends of lines before it hashes a script
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -13,11 +13,12 @@ from harness.step_profile import PHASES, StepProfile
 
 
 class Point(NamedTuple):
-    """A phase: its work and its time."""
+    """A phase of the step as a point under the roofline."""
 
     phase: str
     flops: int
     bytes_moved: int
+    """The bytes that the phase's kernels read and write in the device's memory."""
     seconds: float
 
     @property
@@ -27,25 +28,29 @@ class Point(NamedTuple):
 
     @property
     def flops_per_s(self) -> float:
+        """The FLOP/s that the phase reaches."""
         return self.flops / self.seconds
 
 
 @dataclass(frozen=True)
 class PhaseRoofline:
-    """The ceilings, from the datasheet, and the phases under them."""
+    """The device's two ceilings, from its datasheet, and the phases under them."""
 
     device: str
     peak_flops: float
+    """The dense FLOP/s of the recipe's compute dtype."""
     memory_bandwidth: float
+    """The bandwidth of the device's memory, in bytes per second."""
     points: tuple[Point, ...]
     note: str
+    """A sentence on where the ceilings and the bytes moved come from."""
 
     def ceiling(self, intensity: float) -> float:
-        """FLOP/s that the device allows at an intensity."""
+        """The most FLOP/s at an intensity in FLOPs per byte moved."""
         return min(self.peak_flops, intensity * self.memory_bandwidth)
 
     def table(self) -> Table:
-        """What the picture shows, and the phases without FLOPs, which it cannot."""
+        """The phases as a table, with those without FLOPs, which the picture cannot show."""
         columns = (
             "phase",
             "FLOPs",
@@ -60,7 +65,7 @@ class PhaseRoofline:
         for point in self.points:
             bandwidth = point.bytes_moved / point.seconds
             ceiling = self.ceiling(point.intensity)
-            # without FLOPs, the only ceiling is that of the memory
+            # the memory's bandwidth is the only ceiling of a phase without FLOPs
             share = point.flops_per_s / ceiling if point.flops else bandwidth / self.memory_bandwidth
             rows.append(
                 (
@@ -77,7 +82,7 @@ class PhaseRoofline:
         return Table(f"Phases under the roofline of {self.device}", columns, rows, notes=[self.note])
 
     def data(self) -> dict[str, Any]:
-        """For the scripts."""
+        """What the page's scripts draw."""
         return {
             "device": self.device,
             "peak_flops": self.peak_flops,
@@ -91,16 +96,16 @@ class PhaseRoofline:
 
 
 def roofline_of(profile: StepProfile, answers: Sequence[StepProfile] = ()) -> PhaseRoofline | str:
-    """The roofline of a profile, or why there is none.
+    """The roofline of a profile, or a sentence on why there is none.
 
-    No GPU counts the bytes that its kernels move without a profiler, so those of a measured run come from
-    the simulated or the napkin answer about the same recipe.
+    A GPU counts the bytes that its kernels move only under a profiler, so the bytes of a measured run are
+    taken from the simulated or the napkin answer about the same recipe.
     """
     device = profile.hardware
     if not device.peak_flops or not device.memory_bandwidth:
         return f"Roofline: there is no datasheet of {device.name}."
-    trusted = (profile, *sorted(answers, key=lambda answer: answer.source != "simulated"))
-    moved = next((p for p in trusted if any(stats.bytes_moved for stats in p.phases.values())), None)
+    simulated_first = (profile, *sorted(answers, key=lambda answer: answer.source != "simulated"))
+    moved = next((p for p in simulated_first if any(stats.bytes_moved for stats in p.phases.values())), None)
     if moved is None:
         return (
             "Roofline: nobody says how many bytes the phases move. A simulated answer beside this one would."

@@ -1,4 +1,4 @@
-"""The tables of one profile: phases, memory at the peak, modules, the recipe, where it comes from."""
+"""The tables of one profile: totals, phases, memory at the peak, modules, the recipe and provenance."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from harness.system import is_object
 
 
 def profile_tables(profile: StepProfile) -> dict[str, Table]:
-    """By name; a table without rows is left out."""
+    """The tables of a profile by name; a table without rows is left out."""
     tables = {
         "summary": summary_table(profile),
         "phases": phase_table(profile),
@@ -98,6 +98,7 @@ def _pairs(values: dict[str, Any]) -> list[Any]:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested objects by their paths, as in versions.torch."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if is_object(value):

@@ -1,4 +1,4 @@
-"""What a report is about: a run folder, a profile or a snapshot, read from disk. Imports no torch."""
+"""Reading what a report is about: a run folder, a profile or a snapshot. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ if TYPE_CHECKING:
 
 
 LONGEST_NAME = 200
-"""Characters of a recipe's name."""
+"""The most characters of a title."""
 SNAPSHOTS = ("snapshot.pickle", "snapshot.json")
 
 
 @dataclass
 class ReportRun:
-    """One run. What it does not have is None, and the report says so."""
+    """One run that a report is about. What it lacks is None, and the report says so."""
 
     name: str
     profile: StepProfile | None = None
     history: History | None = None
     answers: list[StepProfile] = field(default_factory=list[StepProfile])
-    """Other answers about the same recipe, to be put beside this one."""
+    """Other answers about the same recipe, which are compared with the profile."""
     notes: list[str] = field(default_factory=list[str])
+    """Sentences about what could not be predicted."""
     shape: ModelShape | None = None
-    """The model's sizes, where whoever asks for the report has read them."""
+    """The sizes of the recipe's model, where they are known; harness.api adds them."""
     changes: list[str] = field(default_factory=list[str])
-    """What would save memory and how much, the most first; the same condition."""
+    """Changes that would save memory and how much, the most first; harness.api adds them."""
 
     @property
     def title(self) -> str:
-        """The recipe's name, where the profile has it; else the run's."""
+        """The recipe's name or the command where the profile has one; else the run's name."""
         if self.profile is not None and self.profile.recipe is None:
             return self.profile.subject[:LONGEST_NAME]
         name = self.profile.provenance.get("recipe_name") if self.profile is not None else None
@@ -48,10 +49,10 @@ class ReportRun:
 
 
 def read_run(path: Path, device: int | None = None) -> ReportRun:
-    """Read a run folder, a profile.json, or a memory snapshot (pickle or JSON) and in it one device.
+    """Read a run folder, a profile.json, or a memory snapshot (pickle or JSON).
 
-    `device` is an index; by default the snapshot's that ran out of memory, or did the most. Raises InputError
-    when there is no such thing there, or it cannot be read.
+    `device` is the index of the snapshot's device that is read; by default one that ran out of memory, or
+    else the one with the most events. Raises InputError where `path` is none of these, or cannot be read.
     """
     if os.path.isdir(path):
         return _of_folder(path, device)
@@ -79,20 +80,21 @@ def _of_folder(folder: Path, device: int | None) -> ReportRun:
 
 
 def _history(path: Path, profile: StepProfile | None, device: int | None) -> History | None:
+    """The history in a snapshot. Its events get estimated times where the run's profile has such times."""
     from harness.report.history import estimated_times_us, history_of
     from harness.snapshot import read_snapshot
 
     history = history_of(read_snapshot(path), profile.memory.at_peak if profile else None, device)
     if history is not None and profile is not None and profile.source != "measured":
         history.time_is_estimated = True
-        if not profile.provenance.get("times"):  # its times are of the machine that computed nothing
+        if not profile.provenance.get("times"):  # the snapshot's times are those of the simulating machine
             known = {name: stats.time_s.median for name, stats in profile.phases.items()}
             history.time_us = estimated_times_us(history, known)
     return history
 
 
 def _is_profile(path: Path) -> bool:
-    """Whether a file is JSON that is no snapshot. Raises InputError when it cannot be read."""
+    """Whether a file is JSON and no snapshot. Raises InputError when it cannot be read."""
     try:
         content = read_whole(path, MAX_FILE_BYTES)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a page shows of each run: data for its scripts, tables and words for its template."""
+"""The section of a page about one run: data for the page's scripts, tables and words for its template."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile, 
 from harness.units import in_gib, in_ms
 
 MOST_SEGMENTS = 16
-"""Drawn: those with the most free memory in them."""
+"""The most segments that are drawn: those with the most free memory in them."""
 MOST_PIECES = 400
-"""Stretches drawn of one segment."""
+"""The most allocated stretches of one segment that are drawn."""
 
 
 def segments_with_most_free(used: Sequence[tuple[Segment, list[Piece]]]) -> list[dict[str, Any]]:
-    """What is drawn: the segments with free memory, those that look alike counted together, the most first.
-
-    `used` is what `pieces_in_use` gives; sizes and places are bytes, `free` is that of one of `count`.
+    """The segments that are drawn: those with free memory in them, equal ones once with their `count`, those
+    with the most free memory first. Sizes and places are in bytes, and `free` is that of a single segment.
+    `used` is what `pieces_in_use` returns.
     """
-    alike: Counter[tuple[str, int, tuple[Piece, ...]]] = Counter(
+    counts: Counter[tuple[str, int, tuple[Piece, ...]]] = Counter(
         (segment.kind, segment.size_bytes, tuple(pieces)) for segment, pieces in used
     )
     found: list[dict[str, Any]] = [
@@ -40,14 +40,14 @@ def segments_with_most_free(used: Sequence[tuple[Segment, list[Piece]]]) -> list
             "free": size - sum(length for _, length in pieces),
             "used": pieces[:MOST_PIECES],
         }
-        for (kind, size, pieces), count in alike.items()
+        for (kind, size, pieces), count in counts.items()
     ]
     with_free = [segment for segment in found if segment["free"]]
     return sorted(with_free, key=lambda segment: -segment["free"] * segment["count"])[:MOST_SEGMENTS]
 
 
 def segment_table(used: Sequence[tuple[Segment, list[Piece]]], when: str = "at the peak") -> Table:
-    """By kind: how many segments, what of them is allocated, and the largest stretch that is free."""
+    """A row for each kind of segment: how many there are, how much of them is allocated, how much is free."""
     rows: list[Sequence[Cell]] = []
     for kind in ("small", "large", "expandable"):
         of_kind = [(segment, pieces) for segment, pieces in used if segment.kind == kind]
@@ -69,27 +69,29 @@ def _row(name: str, used: Sequence[tuple[Segment, list[Piece]]]) -> Sequence[Cel
 
 @dataclass
 class Section:
-    """One run, ready for a page."""
+    """Everything that a page shows of one run."""
 
     name: str
     run: ReportRun
     answer: list[str]
     """The first sentences."""
     tiles: list[tuple[str, str, str]]
-    """Name, value, detail."""
+    """The main numbers, each as a name, a value and a detail, which may be empty."""
     missing: list[str]
-    """What there is nothing to show of, and why."""
+    """Sentences on what cannot be shown, and why."""
     tables: dict[str, Table] = field(default_factory=dict[str, Table])
+    """The tables by name, such as summary and kinds."""
     kinds: list[Kind] = field(default_factory=list[Kind])
+    """The kinds of allocations, the most bytes first, MOST_KINDS at most."""
     answers: Answers | None = None
     data: dict[str, Any] = field(default_factory=dict[str, Any])
-    """For the scripts."""
+    """What the page's scripts draw, as JSON."""
     words: dict[str, str] = field(default_factory=dict[str, str])
-    """What charts show, for those who cannot see them; and what is left out."""
+    """Text of the template by name, such as what a chart shows for readers who cannot see it."""
 
 
 def section_of(run: ReportRun) -> Section:
-    """Everything that is known of a run."""
+    """The section about a run."""
     section = Section(run.name, run, first_words(run), _tiles(run), _missing(run))
     found = kinds(run.history, run.profile)
     section.kinds = found[:MOST_KINDS]
@@ -185,6 +187,7 @@ def _tiles(run: ReportRun) -> list[tuple[str, str, str]]:
 
 
 def _snapshot_tiles(history: History) -> list[tuple[str, str, str]]:
+    """The main numbers of a snapshot by itself."""
     peak = history.peak()[1]
     if not history.events:
         count = f"{len(history.spans):,} blocks"
@@ -210,6 +213,7 @@ def _snapshot_tiles(history: History) -> list[tuple[str, str, str]]:
 
 
 def _timeline_words(run: ReportRun, history: History) -> str:
+    """What the timeline shows, in words."""
     event, peak = history.peak()
     phase = next((run.phase for run in history.phases if run.start <= event < run.end), None)
     where = f" in {phase}" if phase else ""
@@ -219,7 +223,7 @@ def _timeline_words(run: ReportRun, history: History) -> str:
         f"is event {event:,}{where}. Where events are closer than pixels, each pixel shows its highest: "
         "drag to zoom in, double-click to zoom out."
     )
-    profile, drawn = run.profile, sum(each.phase == "backward" for each in history.phases)
+    profile, drawn = run.profile, sum(phase_run.phase == "backward" for phase_run in history.phases)
     micro_batches = ((profile and profile.recipe) or {}).get("gradient_accumulation_steps", 1)
     if profile and profile.source == "simulated" and 0 < drawn < micro_batches:
         words += (
@@ -264,6 +268,7 @@ def _missing(run: ReportRun) -> list[str]:
 
 
 def _disagreement(profile: StepProfile, history: History) -> list[str]:
+    """A sentence on why the profile's peak and the timeline's are not the same; none where they are."""
     between = (profile.phases.get(name, PhaseStats()) for name in PHASES_BETWEEN_STEPS)
     peaks = [profile.memory.peak_allocated_bytes, *(stats.peak_allocated_bytes for stats in between)]
     stated, recorded = max((peak for peak in peaks if peak is not None), default=None), history.peak()[1]

@@ -1,4 +1,4 @@
-"""The stacks of a recording as one call tree: they share their outer frames. Imports no torch."""
+"""The stacks of a recording as one call tree, in which they share their outer frames. Imports no torch."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,33 +7,39 @@ from typing import Any
 from harness.snapshot import Frame, stack_line
 
 ROOT = 0
+"""The node of a stack without frames."""
 MOST_LINES = 200
-"""Shown of one stack: deeper than any training calls, short enough for a page."""
+"""The most lines of a stack that are shown: more than a training has, and few enough for a page."""
 
 _PLUMBING = re.compile(
     r"harness/(?:__main__\.py|(?:cli|answers|measure|simulate|observe|system|sweep|virtual_gpu)/|training/loop\.py)"
     r"|(?:typer/|click/|runpy\.py|<frozen runpy>|<string>)|(?:\S*/)?bin/harness:"
 )
-"""Frames of whoever runs the step, who allocate nothing of it: the commands, the loop, the measuring."""
+"""The frames of harness that call the training step and allocate nothing themselves, which are left out."""
 
 
 class CallTree:
-    """Node 0 is the root. A stack is the node of its innermost frame; `parents` lead to the outermost."""
+    """A tree of frames. A stack is the node of its innermost frame, whose parents are the callers."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         """Every different `file:line function`, once."""
         self.line_of: list[int] = [-1]
-        """The line of each node."""
+        """The line of each node, as an index of `lines`; -1 for the root."""
         self.parents: list[int] = [ROOT]
+        """The parent of each node."""
         self._plumbing: list[bool] = []
+        """For each line, whether its frames are left out."""
         self._line_index: dict[str, int] = {}
         self._children: dict[tuple[int, int], int] = {}
+        """The child of a node that has a certain line."""
         self._known: dict[int, tuple[Sequence[Frame], int]] = {}
+        """The node of a stack by the id of its frames, which are kept so that the id stays theirs."""
         self._line_of_frame: dict[int, tuple[Mapping[str, Any], int]] = {}
+        """The line of a frame by the frame's id, with the frame for the same reason."""
 
     def node_of(self, frames: Sequence[Frame]) -> int:
-        """The node of a stack, innermost frame first. The root for one without frames."""
+        """The node of a stack, whose frames are innermost first; the root for one without frames."""
         known = self._known.get(id(frames))
         if known is not None:
             return known[1]
@@ -49,7 +55,7 @@ class CallTree:
                 self.parents.append(node)
                 self.line_of.append(line)
             node = child
-        self._known[id(frames)] = frames, node  # with the frames: while they live, their id is theirs
+        self._known[id(frames)] = frames, node
         return node
 
     def stack(self, node: int) -> list[str]:
@@ -61,6 +67,7 @@ class CallTree:
         return lines
 
     def _line(self, frame: Frame) -> int:
+        """The line of a frame, as an index of `lines`."""
         known = self._line_of_frame.get(id(frame))
         if known is not None:
             return known[1]

@@ -1,4 +1,6 @@
-"""Tables of a report: the same rows for the page, for GitHub's Markdown and for CSV. Imports no torch."""
+"""The tables of a report, whose rows are the same on the page, in GitHub's Markdown and in CSV. Imports no
+torch.
+"""
 
 import csv
 import io
@@ -11,21 +13,21 @@ from harness.errors import printable
 from harness.units import in_gib, in_ms
 
 LONG = 40
-"""A table with more rows is folded away on GitHub."""
+"""The most rows of a table that Markdown shows at once; a longer one is folded away."""
 Unit = Literal["text", "bytes", "s", "flops", "flop/s", "bytes/s", "flop/byte", "ratio", "share", "number"]
 
 
 class Cell(NamedTuple):
-    """A value in its base unit, and the unit. None is unknown."""
+    """A value in its base unit (bytes, seconds, FLOPs), and the unit; None for an unknown value."""
 
     value: str | int | float | None
     unit: Unit = "text"
     signed: bool = False
-    """A difference: shown with its sign."""
+    """Whether the value is a difference, which is shown with its sign."""
 
     @property
     def shown(self) -> str:
-        """For reading: GiB, ms and so on; a dash for unknown."""
+        """The value for reading, in GiB, ms and so on; a dash for an unknown one."""
         value, unit = self.value, self.unit
         if value is None:
             return "-"
@@ -48,13 +50,15 @@ class Cell(NamedTuple):
 
 @dataclass
 class Table:
-    """Rows under headings. The first `keys` cells of a row name it."""
+    """Rows under headings."""
 
     name: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     keys: int = 1
+    """How many of a row's first cells name the row."""
     notes: list[str] = field(default_factory=list[str])
+    """Sentences below the table."""
 
     def numeric(self, column: int) -> bool:
         """Whether the column holds values and not names."""
@@ -64,20 +68,21 @@ class Table:
 def markdown_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[int] = ()
 ) -> str:
-    """Lines of GitHub's Markdown, the columns `numbers` to the right. Cells stand as they are given."""
+    """A table in GitHub's Markdown. The columns `numbers` are aligned to the right; nothing is escaped."""
     rule = ["---:" if column in numbers else "---" for column in range(len(columns))]
     return "".join(f"| {' | '.join(line)} |\n" for line in (columns, rule, *rows))
 
 
 def markdown_of(table: Table) -> str:
-    """The rows alone. Text from files is escaped: it can neither end a cell nor become HTML."""
+    """A table in GitHub's Markdown without its name and notes. Text is escaped, so that text from a file can
+    neither end a cell nor become HTML."""
     rows = ([escape_markdown(cell.shown) for cell in row] for row in table.rows)
     numbers = {column for column in range(len(table.columns)) if table.numeric(column)}
     return markdown_table([escape_markdown(name) for name in table.columns], rows, numbers)
 
 
 def to_markdown(tables: Iterable[Table]) -> str:
-    """GitHub's Markdown: the tables under their names, with their notes."""
+    """The tables in GitHub's Markdown, under their names and with their notes."""
     parts: list[str] = []
     for table in tables:
         body = markdown_of(table)
@@ -89,7 +94,8 @@ def to_markdown(tables: Iterable[Table]) -> str:
 
 
 def to_csv(tables: Iterable[Table]) -> str:
-    """One value a line, in base units (bytes, s): table, row, column, value, unit. Unknown is empty."""
+    """The tables as CSV with a line for each value: table, row, column, value in the base unit, unit. An
+    unknown value is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("table", "row", "column", "value", "unit"))
@@ -104,18 +110,20 @@ def to_csv(tables: Iterable[Table]) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """`text` as text on GitHub and in a terminal: no HTML, emphasis, link, mention, new cell or escape."""
+    """Escape `text` so that GitHub and a terminal show it as it is: no HTML, emphasis, link, mention, new
+    cell or escape sequence comes of it."""
     flat = printable(" ".join(text.split()))
     escaped = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|~#!@])", r"\\\1", escaped)
 
 
 def no_formula(text: str) -> str:
-    """`text` as text in a spreadsheet and in a terminal: no formula, no escape sequence."""
+    """`text` so that a spreadsheet and a terminal show it as it is: no formula, no escape sequence."""
     return f"'{printable(text)}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else printable(text)
 
 
 def _with_prefix(value: float, unit: str) -> str:
+    """A number with its unit and a decimal prefix, as in 1.5 TFLOP."""
     for power, prefix in (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"):
         if abs(value) >= power:
             return f"{value / power:,.3g} {prefix}{unit}"

@@ -1,4 +1,4 @@
-"""What a run leaves on disk, whole or not at all."""
+"""The folder that a run leaves on disk, where every file is whole or not there."""
 # pyright: reportUnusedImport=false
 
 from harness.run_folder.checkpoint_files import steps_done_of, verify, write_checkpoint
@@ -9,7 +9,6 @@ from harness.run_folder.collected import (
     put_folder_together,
     put_together,
     read_profile,
-    world_size_of,
 )
 from harness.run_folder.run_folder import FILES, RankFolder, RunFolder, new_path, read_command
 from harness.run_folder.secrets import without_secrets

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: folders that appear whole or not at all, and are believed only if every byte is there.
+"""Checkpoints on disk: folders that appear whole or not at all, and are checked byte by byte before use.
 
 RUN/checkpoints/step-10 is the state after 10 steps. Its manifest.json holds the size and the SHA-256 of
 every other file. Imports no torch.
@@ -18,39 +18,43 @@ from harness.errors import InputError
 from harness.system import held_back, is_object, parse_json, read_whole, sync
 
 FORMAT = 1
+"""The version of the manifest's format."""
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 1_000_000
 KEPT = 2
-"""Checkpoints kept: the last one, and the one before in case the last turns out to be bad."""
+"""How many checkpoints are kept: the last one, and the one before in case the last turns out to be bad."""
 _NAME = re.compile(r"step-(\d{1,12})")
+"""The name of a checkpoint's folder."""
 _PARTIAL = re.compile(r"\.step-\d+\.[0-9a-f]{16}\.partial")
+"""The name of a checkpoint's folder while it is written or removed."""
 
 
 def write_checkpoint(folder: Path, steps_done: int, write: Callable[[Path], None]) -> Path:
-    """Make `folder`/step-N out of what `write` puts into the folder it is given; drop all but the last two.
+    """Make the checkpoint `folder`/step-N of the files that `write` puts into the folder it is given, and
+    remove all but the last KEPT checkpoints. Returns the checkpoint's path.
 
-    The files are written beside, reach the disk, and then take the name together. Raises InputError naming
-    the path for a full disk and the like; what was there before is intact then.
+    The files go to a folder of another name, reach the disk, and then that folder gets its name. Raises
+    InputError naming the path for a full disk and the like; the checkpoints before are intact then.
     """
     target = folder / f"step-{steps_done}"
-    beside = folder / f".step-{steps_done}.{secrets.token_hex(8)}.partial"
+    partial = folder / f".step-{steps_done}.{secrets.token_hex(8)}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_partial(folder)
         try:
-            beside.mkdir()
-            write(beside)
-            files = {path.name: _described(path) for path in sorted(beside.iterdir())}
-            (beside / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
-            for path in beside.iterdir():
+            partial.mkdir()
+            write(partial)
+            files = {path.name: _size_and_hash(path) for path in sorted(partial.iterdir())}
+            (partial / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
+            for path in partial.iterdir():
                 sync(path)
-            sync(beside)
+            sync(partial)
             if target.exists():  # of a run that was resumed from an earlier step
                 _remove(target)
-            os.rename(beside, target)
+            os.rename(partial, target)
         except BaseException:
             with held_back():  # a second interrupt must not leave half of it
-                shutil.rmtree(beside, ignore_errors=True)
+                shutil.rmtree(partial, ignore_errors=True)
             raise
         sync(folder)
         for old in checkpoints(folder)[:-KEPT]:
@@ -70,7 +74,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def steps_done_of(checkpoint: Path) -> int:
-    """The steps that were done when `checkpoint` (.../step-N) was written."""
+    """How many steps were done when `checkpoint` (.../step-N) was written."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
@@ -85,7 +89,7 @@ def verify(checkpoint: Path) -> None:
         if not path.is_file() or path.is_symlink():
             raise _refused(path, "is missing")
         try:
-            found = _described(path)
+            found = _size_and_hash(path)
         except OSError as error:
             raise _refused(path, f"cannot be read: {error.strerror}") from None
         if found["bytes"] != files[name].get("bytes"):
@@ -97,6 +101,7 @@ def verify(checkpoint: Path) -> None:
 
 
 def _manifest(checkpoint: Path) -> dict[str, Any]:
+    """The size and hash of each file of a checkpoint as its manifest states them. Raises InputError."""
     path = checkpoint / MANIFEST
     try:
         document = parse_json(read_whole(path, MAX_MANIFEST_BYTES))
@@ -119,18 +124,18 @@ def _refused(path: Path, why: str) -> InputError:
     )
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _size_and_hash(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"bytes": file.tell(), "sha256": digest}
 
 
 def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint so that no moment shows a part of it under its name."""
-    beside = checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(8)}.partial")
+    """Remove a checkpoint. It loses its name first, so that a part of it is never taken for the whole."""
+    partial = checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(8)}.partial")
     with held_back():
-        os.rename(checkpoint, beside)
-        shutil.rmtree(beside)
+        os.rename(checkpoint, partial)
+        shutil.rmtree(partial)
 
 
 def _remove_partial(folder: Path) -> None:

@@ -1,8 +1,8 @@
-"""The folder of several ranks, ours or a watched command's: where each rank's files are, and the profile of
-all.
+"""The run folder of several ranks, of a recipe or of a watched command: each rank's files, and the profile of
+the whole run.
 
-RUN/ranks/N/ holds what rank N left. RUN/profile.json and RUN/snapshot.pickle are those of the rank that
-peaks, with what all ranks saw: whoever reads a run folder reads them.
+RUN/ranks/N/ holds what rank N left. RUN/snapshot.pickle is that of the rank with the highest peak, and
+RUN/profile.json is that rank's profile with a summary of all ranks. Whoever reads a run folder reads these.
 """
 
 import os
@@ -17,19 +17,19 @@ from harness.step_profile import MOST_RANKS, RanksReport, RankStats, StepProfile
 from harness.system import write_whole
 
 RANKS = "ranks"
+"""The folder in a run folder that holds a folder for each rank."""
 MAX_BYTES = 2**28
-"""Of the profiles of all ranks together: some 6,000 of them."""
+"""The most bytes that the profiles of all ranks may have together: those of some 6,000 ranks."""
 
 
 def folder_of_rank(run: Path, rank: int) -> Path:
-    """Where rank `rank` of the run in `run` writes."""
+    """The folder that rank `rank` of the run in `run` writes its files to."""
     return run / RANKS / str(rank)
 
 
 def profiles_of_ranks(run: Path) -> dict[int, StepProfile]:
-    """Of the run folder `run`, by rank: those that were written whole, and lie there themselves.
-
-    Raises InputError for more than a machine should read at once.
+    """The ranks' profiles in the run folder `run`, by rank. Links, and files that are no whole profile, are
+    left out. Raises InputError for more of them than a machine should read at once.
     """
     paths: dict[int, Path] = {}
     size_bytes = 0
@@ -46,32 +46,39 @@ def profiles_of_ranks(run: Path) -> dict[int, StepProfile]:
             )
     found: dict[int, StepProfile] = {}
     for rank in sorted(paths):
-        with suppress(InputError):  # half a file of a rank that was killed, or none of ours
+        with suppress(InputError):  # half a file of a rank that was killed, or another program's
             found[rank] = StepProfile.read(paths[rank])
     return found
 
 
 def rank_of(folder: Path) -> int | None:
-    """Whose folder in RUN/ranks it is; None for what no rank made."""
-    named = re.fullmatch(r"0|[1-9][0-9]{0,8}", folder.name)
-    return int(named[0]) if named and not folder.is_symlink() else None
+    """The rank that a folder in RUN/ranks belongs to; None for a folder that no rank made."""
+    number = re.fullmatch(r"0|[1-9][0-9]{0,8}", folder.name)
+    return int(number[0]) if number and not folder.is_symlink() else None
 
 
-def put_together(profiles: Mapping[int, StepProfile], world_size: int, ended_by: str | None) -> StepProfile:
-    """The run's profile. It is complete when every rank's is.
+def put_together(
+    profiles: Mapping[int, StepProfile], world_size: int | None = None, ended_by: str | None = None
+) -> StepProfile:
+    """The run's profile, made of its ranks' profiles. `world_size` is by default what they say.
 
-    Where a rank ran out of memory it is that one's; else that of the highest peak. Losses and tokens per
-    second of our own loop are those of all ranks together in any case (measure/measured_run.py).
+    It is the profile of the rank that ran out of memory, or else of the rank with the highest peak, with a
+    summary of all ranks. It is complete if every rank's is and nothing ended the run early: `ended_by` says
+    in words what did, or is None. In a run of a recipe the losses and the tokens per second in every rank's
+    profile are already those of all ranks together (measure/measured_run.py).
     """
-    peak = max(profiles, key=lambda rank: _peak(profiles[rank]))
-    told = next((rank for rank, profile in profiles.items() if profile.oom is not None), peak)
-    profile = profiles[told].model_copy(deep=True)
+    if world_size is None:
+        stated = (profile.provenance.get("world_size") for profile in profiles.values())
+        world_size = max([max(profiles) + 1, *(size for size in stated if isinstance(size, int))])
+    highest = max(profiles, key=lambda rank: _peak(profiles[rank]))
+    shown = next((rank for rank, profile in profiles.items() if profile.oom is not None), highest)
+    profile = profiles[shown].model_copy(deep=True)
     profile.complete = (
         ended_by is None and len(profiles) == world_size and all(p.complete for p in profiles.values())
     )
     profile.ranks = RanksReport(
         world_size=world_size,
-        peak_rank=told,
+        peak_rank=shown,
         ranks=[_stats(rank, profile) for rank, profile in profiles.items()],
         ended_by=ended_by,
     )
@@ -79,9 +86,12 @@ def put_together(profiles: Mapping[int, StepProfile], world_size: int, ended_by:
 
 
 def put_folder_together(
-    run: Path, profiles: Mapping[int, StepProfile], world_size: int, ended_by: str | None
+    run: Path,
+    profiles: Mapping[int, StepProfile],
+    world_size: int | None = None,
+    ended_by: str | None = None,
 ) -> StepProfile:
-    """Write the run's profile, and show the history of the rank that peaks as the run's."""
+    """Write the run's profile into the folder `run`, and the snapshot of the rank whose profile it is."""
     profile = put_together(profiles, world_size, ended_by)
     assert profile.ranks is not None
     write_whole(run / "profile.json", profile.to_json() + "\n")
@@ -97,22 +107,15 @@ def put_folder_together(
 
 
 def read_profile(path: Path) -> StepProfile:
-    """The profile of a run folder, or in a profile.json; of ranks that nobody put together, all of them.
-
-    Raises InputError if there is none.
+    """The profile of a run folder, or in a profile.json. Where a run of several ranks was killed before it
+    wrote its profile, it is made of those of the ranks. Raises InputError if there is none.
     """
     if not os.path.isdir(path):
         return StepProfile.read(path)
     profiles = {} if os.path.lexists(path / "profile.json") else profiles_of_ranks(path)
     if not profiles:
         return StepProfile.read(path / "profile.json")
-    return put_together(profiles, world_size_of(profiles), None)
-
-
-def world_size_of(profiles: Mapping[int, StepProfile]) -> int:
-    """How many ranks there were, by those that left a profile."""
-    told = (profile.provenance.get("world_size") for profile in profiles.values())
-    return max([max(profiles) + 1, *(size for size in told if isinstance(size, int))])
+    return put_together(profiles)
 
 
 def _peak(profile: StepProfile) -> tuple[int, int]:

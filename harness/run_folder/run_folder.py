@@ -1,6 +1,6 @@
 """The folder of a run: recipe.yaml, log.jsonl, snapshot.pickle, profile.json, checkpoints/.
 
-Of a loop that is not ours the command stands in place of the recipe: command.json.
+A run of `harness watch` has command.json, the command that was watched, in place of recipe.yaml.
 """
 
 import json
@@ -32,18 +32,20 @@ from harness.system import (
 
 
 class LogFile:
-    """Opened at the first line, closed by `close` or with the last reference to it."""
+    """A file of JSON lines, opened at the first line and closed by `close` or with its last reference."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
+        """The descriptor; None while the file is not open."""
         self._closing: Any = None
 
     def append(self, line: dict[str, Any]) -> None:
-        """Raises OSError where it cannot be written; then nothing of it is there. Numbers are finite."""
+        """Write `line`, whose numbers are finite, as one line of JSON. Raises OSError if that fails; then no
+        part of the line is in the file."""
         rest = memoryview(to_json(line) + b"\n")
         if self._file is not None and os.fstat(self._file).st_nlink == 0:
-            self.close()  # somebody removed it: what is written there nobody would read
+            self.close()  # somebody removed the file, and nobody would read what is written to it
         if self._file is None:
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             self._closing = weakref.finalize(self, os.close, self._file)
@@ -56,34 +58,37 @@ class LogFile:
                 raise
 
     def close(self) -> None:
-        """What is appended later opens it again."""
+        """Close the file. The next `append` opens it again."""
         if self._file is not None:
             self._file = None
             self._closing()
 
 
 RUNS = Path("profiles/runs")
+"""Where the folders of runs go for which the user names none."""
 MAX_LOG_BYTES = 2**28
+"""The largest log that a run can be resumed with."""
 FILES = ("recipe.yaml", "command.json", "log.jsonl", "snapshot.pickle", "profile.json")
+"""The files by which a folder is known to hold a run already, profile.json last."""
 MAX_COMMAND_BYTES = 2**20
 
 
 class RunFolder:
-    """Made at the first write, so that a run which cannot begin leaves nothing behind.
+    """The folder of a run, made at the first write, so that a run which cannot begin leaves nothing behind.
 
     The log grows a line at a time; every other file is written whole or not at all, profile.json last. From
-    the first write until then, no other run can write there.
+    the first write until then no other run can write there.
     """
 
     def __init__(
         self, path: Path | None, name: str, about: Recipe | list[str], resume: Path | None = None
     ) -> None:
-        """`about`: a recipe, or the words of a command. `path` as the user gave it, or None for
-        profiles/runs/<name>-<time>.
+        """`path` is the folder that the user named, or None for profiles/runs/<name>-<time>. `about` is what
+        runs: a recipe, or the words of a command.
 
-        With `resume`, the folder of an earlier run, its last checkpoint is `checkpoint`, and the run goes on
-        in that folder, or in `path` if that is given. Raises InputError if the folder is taken or cannot be
-        written, and if there is nothing to resume.
+        `resume` is the folder of an earlier run: the attribute `checkpoint` is its last checkpoint, and the
+        run goes on in that folder, or in `path` if that is given. Raises InputError if the folder is taken or
+        cannot be written, and if there is nothing to resume.
         """
         self.path = path or resume or new_path(name)
         self.recipe_name = name
@@ -111,7 +116,7 @@ class RunFolder:
         """
         assert self._resume is not None
         self._create()
-        self._say_what()  # the number of steps may be another one
+        self._write_about()  # the resumed run may have another number of steps
         log = self._resume / "log.jsonl"
         kept = [line for line in _lines(log) if _step_of(line, log) < steps_done]
         write_whole(self.path / "log.jsonl", "".join(kept))
@@ -134,7 +139,7 @@ class RunFolder:
         write_snapshot(self.path / "snapshot.pickle", snapshot)
 
     def write_profile(self, profile: StepProfile, *, last: bool = True) -> None:
-        """Write profile.json, with the recipe's name. One that is not the `last` keeps the folder held."""
+        """Write profile.json, with the recipe's name. After the `last` profile other runs are let in."""
         if profile.recipe is not None:
             profile.provenance.setdefault("recipe_name", self.recipe_name)
         lock = self._create()
@@ -144,32 +149,33 @@ class RunFolder:
             lock.release()
 
     def hold(self) -> None:
-        """Keep other runs out from now on. Raises InputError if one is there already."""
+        """Keep other runs out from now on. Raises InputError if the folder holds another run by now."""
         if self._lock is not None:
             return
         make_folder(self.path)
         lock = FolderLock(self.path, f"--out {self.path}")
-        self._refuse_taken()  # by a run that began later and has ended since
+        self._refuse_taken()  # a run that began later may have ended here since
         self._lock = lock
 
     def _create(self) -> FolderLock:
+        """Hold the folder, with recipe.yaml or command.json in it. Returns the lock."""
         self.hold()
         assert self._lock is not None
-        if not (self.path / self._says_what).exists():
-            self._say_what()
+        if not (self.path / self._about_file).exists():
+            self._write_about()
         return self._lock
 
     @property
-    def _says_what(self) -> str:
+    def _about_file(self) -> str:
         return "command.json" if isinstance(self._about, list) else "recipe.yaml"
 
-    def _say_what(self) -> None:
+    def _write_about(self) -> None:
         about = self._about
         text = json.dumps({"command": about}) + "\n" if isinstance(about, list) else self._yaml(about)
-        write_whole(self.path / self._says_what, text)
+        write_whole(self.path / self._about_file, text)
 
     def forget_ranks(self) -> None:
-        """Remove what the ranks of the run that is resumed left here, and nothing else."""
+        """Remove the profiles and snapshots that the ranks of the resumed run left in this folder."""
         for rank in sorted((self.path / RANKS).glob("*")) if self._goes_on else ():
             if rank_of(rank) is not None:
                 for name in ("profile.json", "snapshot.pickle"):
@@ -184,31 +190,37 @@ class RunFolder:
             )
 
     def _yaml(self, recipe: Recipe) -> str:
-        """The recipe, with the files of a checkout named as seen from a folder within it: any checkout has
-        them there. Others keep their whole path.
+        """The recipe as YAML. Where this folder and a file that the recipe names are both in this checkout,
+        the file's path is relative to this folder, so that it is right in every other checkout too.
         """
         try:
             checkout = recipes_folder().parent.resolve()
-        except InputError:  # installed, and run elsewhere
+        except InputError:  # harness is installed, and there is no checkout
             return recipe_yaml(recipe)
         here = self.path.resolve()
-        values = {name: Path(getattr(recipe, name)) for name in ("model", "data")}
-        seen = {
-            name: os.path.relpath(value, here)
-            for name, value in values.items()
-            if value.is_absolute() and value.is_relative_to(checkout) and here.is_relative_to(checkout)
+        paths = {name: Path(getattr(recipe, name)) for name in ("model", "data")}
+        relative = {
+            name: os.path.relpath(path, here)
+            for name, path in paths.items()
+            if path.is_absolute() and path.is_relative_to(checkout) and here.is_relative_to(checkout)
         }
-        return recipe_yaml(recipe.model_copy(update=seen))
+        return recipe_yaml(recipe.model_copy(update=relative))
 
 
 def new_path(name: str) -> Path:
-    """A folder that is not there yet for a run called `name`: profiles/runs/<name>-<time>."""
+    """The path of a folder that does not exist yet, for a run called `name`: profiles/runs/<name>-<time>,
+    with a number at its end if another run began within the same second."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return _free(RUNS / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{stamp}")
+    first = RUNS / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{stamp}"
+    number, path = 1, first
+    while path.exists():
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+    return path
 
 
 def read_command(folder: Path) -> list[str]:
-    """The words of the command whose run folder this is. Raises InputError."""
+    """The words of the command that `harness watch` ran into `folder`. Raises InputError."""
     path = folder / "command.json"
     try:
         found = parse_json(read_whole(path, MAX_COMMAND_BYTES), MAX_COMMAND_BYTES)
@@ -228,7 +240,7 @@ def read_command(folder: Path) -> list[str]:
 
 
 def last_checkpoint(run: Path) -> Path:
-    """The last in a run folder. Raises InputError if there is none."""
+    """The last checkpoint in a run folder. Raises InputError if there is none."""
     found = checkpoints(run / "checkpoints")
     if not found:
         what = "holds no checkpoint" if os.path.isdir(run) else "is no folder"
@@ -250,6 +262,7 @@ def _lines(log: Path) -> list[str]:
 
 
 def _step_of(line: str, log: Path) -> int:
+    """The number of the step that a line of a log is about. Raises InputError."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -258,21 +271,13 @@ def _step_of(line: str, log: Path) -> int:
         ) from None
 
 
-def _free(path: Path) -> Path:
-    """`path`, or with a number behind it if a run began within the same second."""
-    number, candidate = 1, path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
-
-
 class RankFolder(RunFolder):
-    """What measure/measured_run.py writes to, on one of several ranks: rank 0 writes the log, and each rank
-    its own profile. The run's own is written at the end, when all is known (run_folder/collected.py)."""
+    """The run folder as one of several ranks writes to it: rank 0 writes the log, and each rank its own
+    profile and snapshot. The run's profile is made of all ranks' and written last (collected.py)."""
 
     def __init__(self, path: Path | None, name: str, recipe: Recipe, resume: Path | None, rank: int) -> None:
-        """`path` is what rank 0 chose, who may have none. Raises InputError on rank 0, as RunFolder does."""
+        """On rank 0 the arguments are as for RunFolder, and so is the InputError. The other ranks are given
+        the `path` that rank 0 has."""
         self._rank = rank
         if rank == 0:
             super().__init__(path, name, recipe, resume)
@@ -282,28 +287,32 @@ class RankFolder(RunFolder):
         self.checkpoint = None if resume is None else last_checkpoint(resume)
 
     def resume_log(self, steps_done: int) -> None:
+        """As RunFolder, on rank 0; nothing on the others."""
         if self._rank == 0:
             super().resume_log(steps_done)
 
     def log(self, line: dict[str, Any]) -> None:
+        """As RunFolder, on rank 0; nothing on the others."""
         if self._rank == 0:
             super().log(line)
 
     def write_snapshot(self, snapshot: dict[str, Any]) -> None:
+        """Write snapshot.pickle into this rank's folder."""
         from harness.snapshot import write_snapshot
 
         write_snapshot(self._own() / "snapshot.pickle", snapshot)
 
     def write_profile(self, profile: StepProfile, *, last: bool = True) -> None:
-        """This rank's. The folder stays rank 0's, until `write_run`."""
+        """Write this rank's profile. Rank 0 keeps other runs out until `write_run`."""
         profile.provenance.setdefault("recipe_name", self.recipe_name)
         write_whole(self._own() / "profile.json", profile.to_json() + "\n")
 
     def write_run(self, profile: StepProfile) -> None:
-        """On rank 0: the run's own profile.json, last of all."""
+        """Write the profile.json of the run, last of all. Only rank 0 calls it."""
         super().write_profile(profile)
 
     def _own(self) -> Path:
+        """This rank's folder, which is made if need be."""
         if self._rank == 0:
             self._create()
         own = folder_of_rank(self.path, self._rank)

@@ -1,4 +1,4 @@
-"""A question in the browser, and the reports of a folder, on this machine only."""
+"""`harness serve`: a local web page that answers questions and shows the reports of a folder of runs."""
 # pyright: reportUnusedImport=false
 
 from harness.serve.asking import ask_page

@@ -1,4 +1,4 @@
-"""What `harness serve` shows: the runs, profiles, snapshots and sweeps in a folder. Imports no torch.
+"""The list that `harness serve` shows: runs, profiles, snapshots and sweeps in a folder. Imports no torch.
 
 Symbolic links are not followed, wherever they point: nothing outside the folder is read. What vanishes while
 the folder is read is left out.
@@ -8,9 +8,9 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from harness.errors import InputError
 from harness.serve.log import read_log
@@ -19,62 +19,60 @@ from harness.sweep import Sweep
 from harness.system import is_held
 
 MOST_ENTRIES = 20_000
+"""The most entries that are listed."""
 MOST_FOLDERS = 100_000
-"""Looked into: a folder that somebody names may be the whole disk."""
+"""The most folders that are looked into, since the folder that is served may be the whole disk."""
 RUN_FILES = ("profile.json", "snapshot.pickle", "snapshot.json")
+"""The files of which a run's report is made."""
 LOG_FILES = ("log.jsonl", "recipe.yaml", "command.json")
-"""Of a run that has not come to its profile: its log, and what it is about."""
+"""The files of a run without a profile yet: its log, and its recipe or its command."""
 LONGEST_SUBJECT = 200
+"""The most characters of a model's name or a command that the list shows."""
 SWEEP_FILE = "sweep.json"
 Kind = Literal["run", "running", "stopped", "profile", "snapshot", "sweep"]
+"""What an entry is. A run without a profile is `running` while a process holds its folder, else `stopped`."""
 Signature = tuple[tuple[str, int, int], ...]
-
-
-class Found(NamedTuple):
-    """What may be an entry, as the first fields of one."""
-
-    name: str
-    kind: Kind
-    path: Path
-    signature: Signature
+"""Name, size in bytes and time of change in nanoseconds of every file that an entry is made of."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Something that a page can be made of."""
+    """One row of the list: something that has a page."""
 
     name: str
-    """Its path in the folder, with slashes: what the pages' addresses hold."""
+    """Its path within the folder, with slashes, which the address of its page holds."""
     kind: Kind
     path: Path
     signature: Signature
-    """Name, size and time of change of every file it is made of."""
+    """The entry is read again when this changes."""
     answer: str = "-"
+    """The profile's source, how far a run is, or what a sweep tries."""
     model: str = "-"
     device: str = "-"
     peak_bytes: int | None = None
-    """Allocated."""
+    """The peak of allocated memory."""
     step_s: float | None = None
+    """The median time of a step; of a run without a profile, the time of its last timed step."""
     tokens_per_s: float | None = None
     problem: str | None = None
-    """Why there can be no page of it."""
+    """Why it has no page; None where it has one."""
 
     @property
     def text(self) -> str:
-        """What a search looks through."""
+        """The text that a search of the list looks through."""
         return " ".join((self.name, self.kind, self.answer, self.model, self.device, self.changed)).lower()
 
     @property
     def changed_ns(self) -> int:
-        """The last change, nanoseconds since 1970, as the file system says: a clock may have been wrong."""
+        """The time of the last change, in nanoseconds since 1970, which a wrong clock may have set."""
         return max(changed_ns for _, _, changed_ns in self.signature)
 
     @property
     def changed(self) -> str:
-        """Local time of the last change."""
+        """The local time of the last change, as YYYY-MM-DD HH:MM; a dash for a year beyond the calendar."""
         try:
             return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.changed_ns / 1e9))
-        except (ValueError, OverflowError, OSError):  # a year that no calendar has
+        except (ValueError, OverflowError, OSError):
             return "-"
 
 
@@ -89,51 +87,55 @@ class Index:
             )
         self.folder = folder.resolve()
         self.left_out = False
-        """Whether the folder holds more than is looked at."""
+        """Whether the folder holds more than the list does."""
         self._known: dict[str, Entry] = {}
+        """The entries of the last look at the folder, by name."""
         self._newest_first: list[Entry] = []
         self._begun_s = -1.0
+        """When that look began, by time.monotonic."""
 
     def entries(self, asked_s: float | None = None) -> list[Entry]:
-        """Every entry, the newest first, as of `asked_s` (time.monotonic) or later; None: as of now.
+        """Every entry, the newest first, as of `asked_s` (by time.monotonic) or later; None: as of now.
 
-        Those who ask at the same time share one look at the folder.
+        Requests that came before the last look began share what it found.
         """
         if asked_s is not None and self._begun_s >= asked_s:
             return self._newest_first
         self._begun_s = time.monotonic()
         found: dict[str, Entry] = {}
         self.left_out = False
-        for there in self._files():
+        for unread in self._unread_entries():
             if len(found) == MOST_ENTRIES:
                 self.left_out = True
                 break
-            entry = self._entry(there)
+            entry = self._entry(unread)
             if entry is not None:
-                found[there.name] = entry
+                found[entry.name] = entry
         self._known = found
         self._newest_first = sorted(found.values(), key=lambda entry: (-entry.changed_ns, entry.name))
         return self._newest_first
 
     def entry(self, name: str) -> Entry | None:
-        """The entry of this name, if the folder has one now. The name is looked up, never opened."""
+        """The entry of this name as it is now; None if there is none. The name is never used as a path: it is
+        looked up among the entries."""
         known = self._known.get(name)
         if known is None:
             self.entries()
             return self._known.get(name)
-        found = self._here(known.path)
-        entry = self._entry(found) if found is not None else None
+        unread = self._unread_at(known.path)
+        entry = self._entry(unread) if unread is not None else None
         if entry is not None:
             self._known[name] = entry
         return entry
 
-    def _entry(self, found: Found) -> Entry | None:
-        known = self._known.get(found.name)
-        if known is not None and (known.signature, known.kind) == (found.signature, found.kind):
+    def _entry(self, unread: Entry) -> Entry | None:
+        """The known entry where its files have not changed; else the entry read from them."""
+        known = self._known.get(unread.name)
+        if known is not None and (known.signature, known.kind) == (unread.signature, unread.kind):
             return known
-        return _described(found)
+        return _read_entry(unread)
 
-    def _here(self, path: Path) -> Found | None:
+    def _unread_at(self, path: Path) -> Entry | None:
         """What is at the place of a known entry now; None for nothing, or for a link in its place."""
         if os.path.realpath(path) != str(path):
             return None
@@ -142,11 +144,13 @@ class Index:
                 return next(self._in_folder(path, os.listdir(path)), None)
             except OSError:  # it has vanished
                 return None
-        return self._found("snapshot" if path.suffix == ".pickle" else "profile", path, [""])
+        return self._unread("snapshot" if path.suffix == ".pickle" else "profile", path, [""])
 
-    def _files(self) -> Iterator[Found]:
-        for looked_into, (text, folders, files) in enumerate(os.walk(self.folder, followlinks=False)):
-            if looked_into == MOST_FOLDERS:
+    def _unread_entries(self) -> Iterator[Entry]:
+        """Everything in the folder that may be an entry. The cells of a sweep and the checkpoints of a run
+        belong to these, and hidden folders are passed over."""
+        for number, (text, folders, files) in enumerate(os.walk(self.folder, followlinks=False)):
+            if number == MOST_FOLDERS:
                 self.left_out = True
                 return
             folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -156,8 +160,8 @@ class Index:
             folders[:] = [name for name in folders if name not in inside]
             yield from self._in_folder(Path(text), files)
 
-    def _in_folder(self, here: Path, files: list[str]) -> Iterator[Found]:
-        """The sweep, the run, or the files that are entries by themselves."""
+    def _in_folder(self, here: Path, files: list[str]) -> Iterator[Entry]:
+        """The sweep and the run that the folder `here` is, or else those of its `files` that are entries."""
         regular = [name for name in sorted(files) if not name.startswith(".") and _is_regular(here / name)]
         linked = {name for name in {*RUN_FILES, *LOG_FILES} & set(files) if name not in regular}
         candidates: list[tuple[Kind, Path, list[str]]] = []
@@ -175,15 +179,17 @@ class Index:
                     candidates.append(("profile", here / name, [""]))
                 elif name.endswith(".pickle"):
                     candidates.append(("snapshot", here / name, [""]))
-        yield from filter(None, (self._found(*candidate) for candidate in candidates))
+        yield from filter(None, (self._unread(*candidate) for candidate in candidates))
 
-    def _found(self, kind: Kind, path: Path, files: list[str]) -> Found | None:
+    def _unread(self, kind: Kind, path: Path, files: list[str]) -> Entry | None:
+        """An entry made of `files` in the folder `path`, or of `path` itself for [""], none of which is read
+        yet; None where one of them has vanished."""
         try:
             stats = [(name, os.lstat(path / name if name else path)) for name in files]
-        except OSError:  # it has vanished
+        except OSError:
             return None
         signature = tuple((name, status.st_size, status.st_mtime_ns) for name, status in stats)
-        return Found(path.relative_to(self.folder).as_posix(), kind, path, signature)
+        return Entry(path.relative_to(self.folder).as_posix(), kind, path, signature)
 
 
 def _is_regular(path: Path) -> bool:
@@ -193,26 +199,21 @@ def _is_regular(path: Path) -> bool:
         return False
 
 
-def _described(found: Found) -> Entry | None:
-    """The entry with what its profile says; None for a JSON file that is no profile."""
-    kind, path, signature = found[1:]
-    match kind:
-        case "sweep":
-            return _of_sweep(found)
-        case "snapshot":
-            return Entry(*found)
-        case "run" if signature[0][0] != "profile.json":
-            return Entry(*found)
-        case "running" | "stopped":
-            return _of_log(found)
-        case _:
-            pass
+def _read_entry(unread: Entry) -> Entry | None:
+    """The entry with what its files say; None for a JSON file that is no profile."""
+    kind, path = unread.kind, unread.path
+    if kind == "snapshot" or (kind == "run" and unread.signature[0][0] != "profile.json"):
+        return unread
     try:
+        if kind == "sweep":
+            return _sweep_entry(unread)
+        if kind in ("running", "stopped"):
+            return _log_entry(unread)
         profile = StepProfile.read(path / "profile.json" if kind == "run" else path)
     except InputError as error:
-        return Entry(*found, problem=str(error)) if kind == "run" else None
-    return Entry(
-        *found,
+        return None if kind == "profile" else replace(unread, problem=str(error))
+    return replace(
+        unread,
         answer=profile.source if profile.oom is None else f"{profile.source}, out of memory",
         model=profile.subject[:LONGEST_SUBJECT],
         device=profile.hardware.name,
@@ -222,13 +223,11 @@ def _described(found: Found) -> Entry | None:
     )
 
 
-def _of_log(found: Found) -> Entry:
-    try:
-        log = read_log(found.path)
-    except InputError as error:
-        return Entry(*found, problem=str(error))
-    return Entry(
-        *found,
+def _log_entry(unread: Entry) -> Entry:
+    """The entry of a run without a profile, from its log. Raises InputError."""
+    log = read_log(unread.path)
+    return replace(
+        unread,
         answer=log.in_words(),
         model=log.model,
         peak_bytes=log.peak_bytes,
@@ -237,10 +236,9 @@ def _of_log(found: Found) -> Entry:
     )
 
 
-def _of_sweep(found: Found) -> Entry:
-    try:
-        sweep = Sweep.read(found.path / SWEEP_FILE)
-    except InputError as error:
-        return Entry(*found, problem=str(error))
+def _sweep_entry(unread: Entry) -> Entry:
+    """The entry of a sweep. Raises InputError."""
+    sweep = Sweep.read(unread.path / SWEEP_FILE)
     answer = f"{sweep.kind}, {len(sweep.cells)} cells of {', '.join(sweep.axes)}"
-    return Entry(*found, answer=answer, model=str(sweep.base.get("model", "-")), device=sweep.hardware or "-")
+    model = str(sweep.base.get("model", "-"))
+    return replace(unread, answer=answer, model=model, device=sweep.hardware or "-")

@@ -1,4 +1,4 @@
-"""The page of a run that has not come to its profile: its loss and memory so far, drawn without scripts."""
+"""The page of a run that has no profile yet: its loss and its memory so far, drawn without scripts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,21 +9,25 @@ from harness.serve.log import Log, read_log
 from harness.units import in_gib, in_ms
 
 REFRESH_S = 5
+"""How often, in seconds, the page of a running run loads itself again."""
 MOST_ROWS = 20
+"""The last steps that the page lists."""
 WIDTH, HEIGHT = 720, 160
-"""Of a drawing, in its own units; the page scales it."""
+"""The size of a drawing in SVG units, as live.html states it; the page scales it."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A line over the steps, with what its ends say."""
+    """A line over the steps, with the ends of its axes as text."""
 
     title: str
     points: str
-    """As SVG's polyline takes them."""
+    """The points of an SVG polyline."""
     lowest: str
+    """The least value, at the bottom of the drawing."""
     highest: str
     first_step: int
+    """Counted from 1, as the last one is."""
     last_step: int
 
 
@@ -51,11 +55,12 @@ def live_page(entry: Entry) -> str:
 
 
 def _drawings(log: Log) -> list[Drawing]:
+    """The loss and the peak of memory over the steps. What never changes is not drawn: a tile has it."""
     losses = [(step.step, step.loss) for step in log.steps if step.loss is not None]
     peaks = [(step.step, float(step.peak_bytes)) for step in log.steps if step.peak_bytes is not None]
     drawings: list[Drawing] = []
     for title, values in (("Loss", losses), ("Peak memory so far", peaks)):
-        if len({value for _, value in values}) > 1:  # what never moves is said above, and draws nothing
+        if len({value for _, value in values}) > 1:
             lowest, highest = (pick(value for _, value in values) for pick in (min, max))
             low, high = (
                 f"{value:.4f}" if title == "Loss" else in_gib(int(value)) for value in (lowest, highest)
@@ -66,9 +71,10 @@ def _drawings(log: Log) -> list[Drawing]:
 
 
 def _points(values: Sequence[tuple[int, float]], lowest: float, highest: float) -> str:
-    left, right = values[0][0], values[-1][0]
-    across, up = max(right - left, 1), (highest - lowest) or 1.0
+    """The polyline of (step, value) pairs, whose range fills the drawing."""
+    first, last = values[0][0], values[-1][0]
+    steps, span = max(last - first, 1), (highest - lowest) or 1.0
     return " ".join(
-        f"{(step - left) / across * WIDTH:.1f},{HEIGHT - (value - lowest) / up * HEIGHT:.1f}"
+        f"{(step - first) / steps * WIDTH:.1f},{HEIGHT - (value - lowest) / span * HEIGHT:.1f}"
         for step, value in values
     )

@@ -1,6 +1,6 @@
-"""What a run has written so far: the tail of its log.jsonl, and how many steps its recipe wants.
+"""What a run has written so far: the end of its log.jsonl, and how many steps its recipe has.
 
-Imports no torch. The files may be anybody's: lines that are none of a step are left out.
+Imports no torch. Anybody may have written the files: a line that is not about a step is left out.
 """
 
 import math
@@ -15,8 +15,9 @@ from harness.run_folder import read_command
 from harness.system import is_object, parse_json, read_mapping
 
 TAIL_BYTES = 2**19
-"""Read from the end of a log: two thousand steps."""
+"""How many bytes are read from the end of a log: about two thousand steps."""
 LONGEST_LINE_VALUES = 100
+"""The most values that a line of the log may hold."""
 
 
 @dataclass(frozen=True)
@@ -24,82 +25,86 @@ class LoggedStep:
     """A line of the log. What it does not say is None."""
 
     step: int
-    """Counted from 0."""
+    """The number of the step, counted from 0."""
     kind: str
+    """Which of the run's steps it is: warmup, timed or recorded."""
     loss: float | None
     step_s: float | None
     tokens_per_s: float | None
     peak_bytes: int | None
-    """The most allocated until then."""
+    """The most that was allocated up to this step."""
 
 
 @dataclass(frozen=True)
 class Log:
-    """The steps of a run so far, the last ones when there are many."""
+    """The steps of a run so far; only the last ones when there are many."""
 
     model: str
-    wanted: int | None
-    """Steps of the recipe: warmup and timed ones. Some more are recorded after them."""
+    """The recipe's model, or the command of a run that is not of a recipe."""
+    num_steps: int | None
+    """The warmup and timed steps of the recipe, after which some are recorded; None where it is not known."""
     steps: list[LoggedStep] = field(default_factory=list[LoggedStep])
 
     def _last(self, name: str) -> Any:
+        """The value of the last step that has one."""
         known = (getattr(step, name) for step in reversed(self.steps))
         return next((value for value in known if value is not None), None)
 
     @property
     def loss(self) -> float | None:
-        """The last one that is finite."""
+        """The last loss that is finite."""
         return self._last("loss")
 
     @property
     def step_s(self) -> float | None:
-        """Of the last timed step."""
+        """The time of the last timed step."""
         return self._last("step_s")
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of the last timed step."""
+        """The speed of the last timed step."""
         return self._last("tokens_per_s")
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most allocated so far."""
+        """The most that has been allocated so far."""
         return self._last("peak_bytes")
 
     def in_words(self) -> str:
-        """How far it is, and its loss."""
+        """How far the run is, and its loss, as in "step 3 of 8, loss 1.2345"."""
         if not self.steps:
             return "no step yet"
-        wanted = "" if self.wanted is None else f" of {self.wanted}"
+        total = "" if self.num_steps is None else f" of {self.num_steps}"
         loss = "" if self.loss is None else f", loss {self.loss:.4f}"
         last = self.steps[-1]
-        done = last.kind if last.kind == "recorded" else f"step {last.step + 1}{wanted}"
+        done = last.kind if last.kind == "recorded" else f"step {last.step + 1}{total}"
         return f"{done}{loss}"
 
 
 def read_log(folder: Path) -> Log:
     """The log of the run in `folder`. Raises InputError if it or the recipe cannot be read."""
-    about, wanted = _about(folder)
+    model, num_steps = _model_and_steps(folder)
     try:
         lines = _tail(folder / "log.jsonl").splitlines()
     except OSError as error:
         raise InputError(f"cannot read {folder / 'log.jsonl'}: {error.strerror}.") from None
     steps = [step for line in lines if (step := _step(line)) is not None]
-    return Log(about, wanted, steps)
+    return Log(model, num_steps, steps)
 
 
-def _about(folder: Path) -> tuple[str, int | None]:
-    """What runs, and how many steps it will take if that is known: a recipe says so, a command does not."""
+def _model_and_steps(folder: Path) -> tuple[str, int | None]:
+    """`model` and `num_steps` of the Log of the run in `folder`, from its recipe or its command."""
     if not os.path.lexists(folder / "recipe.yaml"):
         return " ".join(read_command(folder)), None
     recipe = read_mapping(folder / "recipe.yaml", "recipe")
     counts = [recipe.get(name) for name in ("warmup_steps", "steps")]
     whole = [count for count in counts if type(count) is int]
-    wanted = sum(whole) if len(whole) == len(counts) else None
-    return str(recipe.get("model", "-")), wanted
+    num_steps = sum(whole) if len(whole) == len(counts) else None
+    return str(recipe.get("model", "-")), num_steps
 
 
 def _tail(path: Path) -> bytes:
+    """The whole lines within the last TAIL_BYTES of a file. Raises OSError for a link and for no file."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -107,12 +112,13 @@ def _tail(path: Path) -> bytes:
             raise OSError(0, "it is not a regular file")
         file.seek(max(0, status.st_size - TAIL_BYTES))
         tail = file.read(TAIL_BYTES)
-    # the first line may be the end of one, and the last is not whole while it is being written
-    begun = status.st_size <= TAIL_BYTES
-    return tail[0 if begun else tail.find(b"\n") + 1 : tail.rfind(b"\n") + 1]
+    # the first line may be cut off at its beginning, and the last may still be being written
+    is_all = status.st_size <= TAIL_BYTES
+    return tail[0 if is_all else tail.find(b"\n") + 1 : tail.rfind(b"\n") + 1]
 
 
 def _step(line: bytes) -> LoggedStep | None:
+    """The step of a line of the log; None for a line that is not about a step."""
     try:
         fields = parse_json(line, LONGEST_LINE_VALUES)
     except (ValueError, RecursionError):

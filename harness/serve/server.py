@@ -1,12 +1,13 @@
-"""`harness serve`: a local page over a folder of runs. Imports no torch.
+"""The web server of `harness serve`, over a folder of runs. Imports no torch.
 
-It listens on 127.0.0.1 only and answers GET and HEAD. / asks a question that its address holds; /runs lists
-(/runs?page=2 goes on, /runs?filter=words searches); /report?run=NAME makes a page of what is listed. A name
-is looked up in the list and never used as a path. A Host header that is not this server's own is refused, so
-that a page of the web cannot reach it under a name of its own (DNS rebinding).
+It listens on 127.0.0.1 only and answers GET and HEAD. / is the page of a question, whose address holds the
+question; /runs lists the runs (/runs?page=2 goes on, /runs?filter=words searches); /report?run=NAME is the
+page of one of them. A name is looked up in the list and never used as a path. A Host header that is not this
+server's own is refused, so that a page of the web cannot reach it under a name of its own (DNS rebinding).
 
-The question's page asks /answer, /cards and /simulate with a header that no other page can send. What a
-question may name, harness/ask says; simulations run one at a time, and end when their page goes (asking.py).
+The page of a question gets its answers from /answer, /cards and /simulate, with a header that no other page
+can send. harness/ask decides what a question may name. Simulations run one at a time, and each is killed
+when its page is gone (asking.py).
 """
 
 import html
@@ -18,8 +19,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import closing, suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,18 +38,24 @@ from harness.units import in_gib, in_ms
 
 ADDRESS = "127.0.0.1"
 MOST_COMPARED = 4
+"""The most runs that one report compares."""
 A_PAGE = 500
-"""Rows of the list on one page."""
+"""The rows of the list on one page."""
 LONGEST_FILTER = 200
+"""The most characters of the words that the list is searched for."""
 MOST_PAGES = 8
-"""Kept in memory, 5 MB each and more."""
+"""The most reports, and the most pages of the list, that are kept in memory, 5 MB each and more."""
 READ_TIMEOUT_S = 30
+"""How long a connection may be silent, in seconds."""
 WAITING_CONNECTIONS = 1024
-"""That the kernel keeps until they are taken; a browser asks for a few, a script for a thousand."""
+"""The connections that the kernel holds until they are accepted: a script may open a thousand at once."""
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
+"""The content security policy that a page states for itself."""
 ASKED = ("/answer", "/cards", "/simulate")
+"""The paths from which the page of a question gets its answers."""
 FROM_THE_PAGE = "X-Harness"
-"""A header that the page sends. Of another origin a browser would ask first, by OPTIONS, and be refused."""
+"""A header that the page of a question sends. For a page of another origin the browser would first ask the
+server by OPTIONS whether it may send it, and be refused."""
 ALWAYS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -55,11 +63,12 @@ ALWAYS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+"""The headers of every response."""
 OTHER_METHODS = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
 class Refused(Exception):
-    """A request that is not answered, with its status and the reason."""
+    """Raised for a request that is refused: the status of the response, and the reason that it gives."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -67,28 +76,29 @@ class Refused(Exception):
 
 
 class Pages:
-    """The pages over a folder, made when asked for and kept until their files change."""
+    """The pages of a folder, made when they are requested and kept until the files behind them change."""
 
     def __init__(self, folder: Path) -> None:
         """Raises InputError if there is no such folder."""
         self.index = Index(folder)
         self.simulator = Simulator()
-        self._made: dict[tuple[Any, ...], str] = {}
+        self._cached_report = lru_cache(MOST_PAGES)(lambda *entries: _page_of(entries))
         self._lists: dict[tuple[str, int], str] = {}
+        """Pages of the list of `_listed`, by the words that are searched for and the number of the page."""
         self._listed: list[Entry] = []
         self._one_at_a_time = threading.Lock()
 
     def page(self, target: str) -> str:
-        """The page at a request's target. Raises Refused for what there is not, InputError for bad files."""
+        """The HTML at a request's target. Raises Refused where there is none, InputError for bad files."""
         parts = urlsplit(target)
         if not target.startswith("/") or target.startswith("//"):
             raise Refused(HTTPStatus.BAD_REQUEST, "The address must begin with a single slash.")
         asked_s = time.monotonic()
         with self._one_at_a_time:
-            if parts.path == "/":  # the question is the page's to read
+            if parts.path == "/":  # the page itself reads the question from its address
                 return self._ask_page
             if parts.path == "/runs":
-                return self._list(*_which_rows(parts.query), asked_s)
+                return self._list(*_filter_and_page(parts.query), asked_s)
             if parts.path == "/report":
                 return self._report(parts.query)
         raise Refused(HTTPStatus.NOT_FOUND, "There is no such page.")
@@ -98,19 +108,20 @@ class Pages:
         return ask_page("serve", runs=f"Runs in {self.index.folder.name or self.index.folder}")
 
     def _list(self, words: str, page: int, asked_s: float) -> str:
-        everything = self.index.entries(asked_s)
-        if everything is not self._listed:
-            self._lists, self._listed = {}, everything
+        """One page of the list of the entries that hold all of `words`."""
+        entries = self.index.entries(asked_s)
+        if entries is not self._listed:
+            self._lists, self._listed = {}, entries
         if (words, page) not in self._lists:
             if len(self._lists) == MOST_PAGES:
                 self._lists.clear()
-            self._lists[words, page] = self._list_of(words, page, everything)
+            self._lists[words, page] = self._render_list(words, page, entries)
         return self._lists[words, page]
 
-    def _list_of(self, words: str, page: int, everything: list[Entry]) -> str:
-        wanted = words.lower().split()
-        found = [entry for entry in everything if all(word in entry.text for word in wanted)]
-        # what lies in files of its own, as the shipped profiles do, comes after what was run
+    def _render_list(self, words: str, page: int, entries: list[Entry]) -> str:
+        terms = words.lower().split()
+        found = [entry for entry in entries if all(term in entry.text for term in terms)]
+        # profiles in files of their own, such as the shipped ones, come after runs
         found.sort(key=lambda entry: entry.kind == "profile")
         pages = max(1, -(-len(found) // A_PAGE))
         if page > pages:
@@ -131,12 +142,12 @@ class Pages:
             first=begin + 1,
             last=begin + len(shown),
             found=len(found),
-            total=len(everything),
+            total=len(entries),
             words=words,
             page=page,
             addresses=[
                 (number, "/runs?" + urlencode({"filter": words, "page": number}))
-                for number in _near(page, pages)
+                for number in _linked_pages(page, pages)
             ],
             left_out=self.index.left_out,
             folder=str(self.index.folder),
@@ -145,13 +156,14 @@ class Pages:
         )
 
     def _report(self, query: str) -> str:
+        """The report of what the query names: runs of the folder, or simulations of this server."""
         try:
-            said = parse_qs(query, strict_parsing=True, max_num_fields=MOST_COMPARED + 1)
+            fields = parse_qs(query, strict_parsing=True, max_num_fields=MOST_COMPARED + 1)
         except ValueError:
-            said = dict[str, list[str]]()
-        if "asked" in said:
-            return self._report_of_asked(said["asked"])
-        names = said.get("run", [])
+            fields = dict[str, list[str]]()
+        if "asked" in fields:
+            return self._report_of_simulations(fields["asked"])
+        names = fields.get("run", [])
         if not 1 <= len(names) <= MOST_COMPARED:
             raise Refused(HTTPStatus.BAD_REQUEST, f"Choose one to {MOST_COMPARED} runs.")
         entries = [entry for name in names if (entry := self.index.entry(name)) is not None]
@@ -161,22 +173,18 @@ class Pages:
             if len(entries) > 1:
                 raise InputError("A run without a profile cannot be compared. Choose it alone.")
             return live_page(entries[0])
-        key = tuple((entry.name, entry.signature) for entry in entries)
-        if key not in self._made:
-            while len(self._made) >= MOST_PAGES:
-                del self._made[next(iter(self._made))]
-            self._made[key] = _page_of(entries)
-        return self._made[key]
+        return self._cached_report(*entries)
 
-    def _report_of_asked(self, numbers: list[str]) -> str:
+    def _report_of_simulations(self, numbers: list[str]) -> str:
         runs = [run for number in numbers if (run := self.simulator.run(number)) is not None]
         if len(runs) < len(numbers) or len(runs) > MOST_COMPARED:
             raise Refused(HTTPStatus.NOT_FOUND, "That simulation is not kept any more. Ask again.")
         return report_html([read_run(run) for run in runs], home="/")
 
 
-def _which_rows(query: str) -> tuple[str, int]:
-    """The words to search for, and the number of the page, from 1. Raises Refused for anything else."""
+def _filter_and_page(query: str) -> tuple[str, int]:
+    """The words to search the list for, and the number of its page, from 1. Raises Refused for a query with
+    anything else."""
     if not query:
         return "", 1
     try:
@@ -190,12 +198,13 @@ def _which_rows(query: str) -> tuple[str, int]:
     return words[0], int(pages[0])
 
 
-def _near(page: int, pages: int) -> list[int]:
-    """The pages to link to: the first, the last, and those around this one."""
+def _linked_pages(page: int, pages: int) -> list[int]:
+    """The pages that a page of the list links to: the first, the last, and three on each side of it."""
     return sorted(number for number in {1, pages, *range(page - 3, page + 4)} if 1 <= number <= pages)
 
 
-def _page_of(entries: list[Entry]) -> str:
+def _page_of(entries: Sequence[Entry]) -> str:
+    """The report about some runs, profiles and snapshots, or about one sweep."""
     if any(entry.kind == "sweep" for entry in entries):
         if len(entries) > 1:
             raise InputError("A sweep compares its own cells. Choose it alone, or choose runs and profiles.")
@@ -206,22 +215,21 @@ def _page_of(entries: list[Entry]) -> str:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """Answers the requests of one connection."""
 
     server_version = "harness"
     sys_version = ""
     protocol_version = "HTTP/1.1"
     timeout = READ_TIMEOUT_S
-    pages: Pages
-    server: ThreadingHTTPServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: "_Server"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
-        """The page, or why there is none."""
+        """Send the page, or a page that says why there is none."""
         try:
             self._check_host()
             if urlsplit(self.path).path in ASKED:
                 return self._answer_question()
-            status, page = HTTPStatus.OK, self.pages.page(self.path)
+            status, page = HTTPStatus.OK, self.server.pages.page(self.path)
         except Refused as refused:
             status, page = refused.status, _message(str(refused))
         except HarnessError as error:
@@ -235,7 +243,8 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _answer_question(self) -> None:
-        """One document, or those of a simulation, a line each, until it is over or nobody listens."""
+        """Send the document for a question; for a simulation its documents, one a line, until it is over or
+        the page is gone. Raises Refused for a request that the page did not send."""
         own = f"http://{self.headers['Host']}"
         if (
             self.command != "GET"
@@ -248,15 +257,16 @@ class Handler(BaseHTTPRequestHandler):
         if parts.path != "/simulate":
             document = arithmetic(parts.query) if parts.path == "/answer" else cards(parts.query)
             self._send(HTTPStatus.OK, json.dumps(document), "application/json")
-            return self.pages.simulator.warm()
+            return self.server.pages.simulator.warm()
         self.close_connection = True  # the end of the documents is the end of the connection
         self._send_head(HTTPStatus.OK, {"Content-Type": "application/x-ndjson", "Connection": "close"})
-        documents = self.pages.simulator.documents(parts.query, self._is_listening)
+        documents = self.server.pages.simulator.documents(parts.query, self._is_listening)
         with closing(documents), suppress(ConnectionError):
             for document in documents:
                 self.wfile.write(json.dumps(document).encode() + b"\n")
 
     def _is_listening(self) -> bool:
+        """Whether the browser still holds the connection open."""
         ready, _, _ = select.select([self.connection], [], [], 0)
         try:
             return not ready or self.connection.recv(1, socket.MSG_PEEK) != b""
@@ -273,13 +283,15 @@ class Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.METHOD_NOT_ALLOWED, _message("Only GET and HEAD are answered."))
 
     def _check_host(self) -> None:
+        """Raise Refused for a request that reached this server under another name than its own."""
         port = self.server.server_port
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or hosts[0].lower() not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
             raise Refused(HTTPStatus.FORBIDDEN, f"Open http://{ADDRESS}:{port}/ instead.")
 
     def _send(self, status: HTTPStatus, page: str, kind: str = "text/html") -> None:
-        # The page names its scripts by their hashes; the header says the same, and that nobody may frame it.
+        # The header repeats the page's own policy, which names its scripts by their hashes, and adds that no
+        # other page may show it in a frame, which a policy inside a page cannot say.
         stated = POLICY.search(page) if kind == "text/html" else None
         policy = html.unescape(stated[1]) if stated else "default-src 'none'; style-src 'unsafe-inline'"
         body = page.encode()
@@ -301,42 +313,45 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Only failures are worth a line, and do_GET prints those."""
+        """Print nothing for a request: do_GET prints the failures, and they alone are worth a line."""
 
 
 class _Server(ThreadingHTTPServer):
+    """The server, with a thread for each connection."""
+
     daemon_threads = True
     request_queue_size = WAITING_CONNECTIONS
-    pages: Pages
+
+    def __init__(self, pages: Pages, port: int) -> None:
+        self.pages = pages
+        super().__init__((ADDRESS, port), Handler)
 
     def server_close(self) -> None:
-        """Stop listening, and end what simulates."""
+        """Stop listening, and kill the simulating process. `__init__` calls it where it cannot listen."""
         super().server_close()
-        if hasattr(self, "pages"):  # it could listen
-            self.pages.simulator.close()
+        self.pages.simulator.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes its connection early is no failure of ours."""
+        """Print the traceback of a failure, unless a browser only closed its connection early."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
 def server_of(folder: Path, port: int) -> ThreadingHTTPServer:
-    """A server over `folder`, listening; 0 takes a free port. Raises InputError if it cannot listen."""
+    """The server of `folder`, which listens on `port` and answers once `serve_forever` is called.
+
+    The port 0 takes a free one. Raises InputError for a folder that is none, and if it cannot listen.
+    """
     pages = Pages(folder)
-    bound = type("BoundHandler", (Handler,), {"pages": pages})
     try:
-        server = _Server((ADDRESS, port), bound)
-        server.pages = pages
-        return server
+        return _Server(pages, port)
     except (OSError, OverflowError) as error:
-        pages.simulator.close()
         reason = error.strerror if isinstance(error, OSError) else "it is not a port"
         raise InputError(f"--port {port}: {reason}. Give another one; 0 takes a free one.") from None
 
 
 def _message(text: str) -> str:
-    """A page that only says something."""
+    """A page with only a sentence and links."""
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>harness</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import InputError
-from harness.run_folder import profiles_of_ranks, put_folder_together, world_size_of
 from harness.step_profile import StepProfile
 from harness.virtual_gpu import Options
 from harness.watching.launch import run_watched
@@ -96,9 +95,6 @@ def tried(
     """
     output = folder / OUTPUT
     status = run_watched(command, steps, folder, gpus, environment=environment, output=output)
-    ranks = profiles_of_ranks(folder)
-    if ranks:
-        put_folder_together(folder, ranks, world_size_of(ranks), None)
     path = folder / "profile.json"
     profile = StepProfile.read(path) if path.is_file() else None
     ran_out = (profile is not None and profile.oom is not None) or (

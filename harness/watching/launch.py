@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
-from harness.run_folder import FILES, RANKS, without_secrets
+from harness.run_folder import FILES, RANKS, profiles_of_ranks, put_folder_together, without_secrets
 from harness.system import PACKAGE, make_folder
 from harness.virtual_gpu import Options, surroundings
 
@@ -40,10 +40,10 @@ def run_watched(
     environment: Mapping[str, str] | None = None,
     output: Path | None = None,
 ) -> int:
-    """Run `command` until it ends, watched, on virtual GPUs if `gpus` is given. Returns its exit status, or
-    128 + the signal that ended it. `environment`: variables in addition to this process's; `output`: a file
-    for what it prints.
+    """Run `command` until it ends, watched, on virtual GPUs if `gpus` is given, and make the run's profile of
+    its ranks' where it had several. Returns its exit status, or 128 + the signal that ended it.
 
+    `environment` has variables in addition to this process's, and `output` is a file for what it prints.
     Raises InputError for a command that does not exist or cannot be run, and for a folder that is taken or
     cannot be made.
     """
@@ -80,7 +80,10 @@ def run_watched(
             f"{program} cannot be run: {error.strerror}. Give a program, or a script whose first line names "
             "its interpreter."
         ) from None
-    return _waited_for(process)
+    status = _waited_for(process)
+    if ranks := profiles_of_ranks(out):
+        put_folder_together(out, ranks)
+    return status
 
 
 def _waited_for(process: subprocess.Popen[bytes]) -> int:

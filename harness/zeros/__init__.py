@@ -1,7 +1,7 @@
-"""A model's checkpoint whose weights are zeros: of the real names, shapes and dtype, and no place on a disk.
+"""A model's checkpoint whose weights are zeros: with the real names, shapes and dtype, in sparse files.
 
-For programs on a virtual GPU, where no value of a weight matters. Nothing is downloaded. Its facade loads no
-torch; what is called does.
+It is for programs on a virtual GPU, where no value of a weight matters. Nothing is downloaded. Importing the
+package imports no torch; writing weights does.
 """
 # pyright: reportUnusedImport=false
 

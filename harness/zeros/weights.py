@@ -1,4 +1,4 @@
-"""The weights: a safetensors file that is a header and a hole."""
+"""The weights of a checkpoint of zeros: a safetensors file of a header and a hole, without disk space."""
 
 import json
 from collections.abc import Mapping
@@ -11,16 +11,18 @@ _NAMES = {
     **{"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"},
     **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"},
 }
-"""safetensors' names of torch's dtypes."""
+"""The names that safetensors has for torch's dtypes."""
 PREQUANTIZED = "quantization_config"
+"""The field of a config whose weights are saved quantized."""
 
 
 def write_weights(config: Mapping[str, Any], path: Path) -> int:
-    """Write the weights of the model that `config` (a config.json) describes to `path`, as its authors would
-    have saved them: by the class under `architectures`, in the config's dtype, or fp32. Returns their bytes.
+    """Write the weights of the model that `config` (the content of a config.json) describes to `path`, with
+    the names and shapes that the class under `architectures` saves, in the config's dtype, or else fp32.
+    Returns the bytes of the weights.
 
     Raises InputError for a class that the installed transformers does not have, for weights that are
-    quantized already, and for what cannot be written.
+    quantized already, and for a file that cannot be written.
     """
     import torch
 
@@ -52,18 +54,20 @@ def write_weights(config: Mapping[str, Any], path: Path) -> int:
 
 
 def _model(config: Mapping[str, Any], dtype: Any) -> Any:
+    """The model of a config, on the current default device. Raises InputError."""
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM
 
     name = next(iter(config.get("architectures") or ()), None)
     try:
         settings = AutoConfig.for_model(**config)
-        made = AutoModelForCausalLM if name is None else getattr(transformers, name, None)
-        if made is None:
+        model_class = AutoModelForCausalLM if name is None else getattr(transformers, name, None)
+        if model_class is None:
             raise InputError(
                 f"the config is of a {name}, which transformers {transformers.__version__} does not have. "
                 "Models that bring code of their own cannot be made of zeros."
             )
-        return (made.from_config(settings) if name is None else made(settings)).to(dtype)
+        model = model_class.from_config(settings) if name is None else model_class(settings)
+        return model.to(dtype)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise InputError(f"transformers cannot build a model of the config: {error}") from None

@@ -166,7 +166,7 @@ def rewritten(checkpoint: Path, folder: Path, change: Any) -> Path:
     change(document)
     (path / "state.json").write_text(json.dumps(document))
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"]["state.json"] = checkpoint_files._described(path / "state.json")
+    manifest["files"]["state.json"] = checkpoint_files._size_and_hash(path / "state.json")
     (path / "manifest.json").write_text(json.dumps(manifest))
     return path
 

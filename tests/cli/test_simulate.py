@@ -231,6 +231,25 @@ def test_validate_puts_napkin_and_simulated_side_by_side(call: Call) -> None:
     assert "unexplained, simulated - napkin:" in out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["adapter=lora", "lora_targets=nope"],
+            "tiny: there is no answer to compare. Note: there is no napkin",
+        ),
+        (
+            ["compile=true"],
+            "only a napkin profile, and nothing to hold it against. Note: there is no simulated",
+        ),
+    ],
+)
+def test_validate_without_enough_answers_says_why(call: Call, words: list[str], said: str) -> None:
+    status, _, err = call("validate", "tiny.yaml", *words)
+    assert status == 2
+    assert said in err
+
+
 def test_validate_fails_beyond_the_tolerance(call: Call) -> None:
     status, out, err = call("validate", "tiny.yaml", "--tolerance", "0.00001", "--json")
     (comparison,) = json.loads(out)["comparisons"]

@@ -12,11 +12,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness.ask.documents import arithmetic
+from harness.serve import asking
+from harness.serve.asking import Simulator
 from harness.serve.server import server_of
 from tests.support.commands import Call
 from tests.support.places import ROOT
@@ -163,6 +166,29 @@ def test_one_at_a_time_and_who_leaves_the_queue_is_not_waited_for(server: Any) -
     assert worker.poll() is None  # theirs was not the one at work
     first.close()
     within(lambda: not turns, 10)
+
+
+def test_one_too_many_is_refused_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulator = Simulator()
+    monkeypatch.setattr(asking, "MOST_WAITING", 0)
+    refused = simulator.documents(SMOKE, lambda: True)
+    assert "wait already" in next(refused)["error"]
+    with ThreadPoolExecutor(1) as pool:  # while the page that is refused reads why
+        assert pool.submit(simulator._turn_over.acquire, blocking=False).result()
+    assert not simulator._turns
+
+
+def test_a_worker_that_dies_before_it_is_asked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulator = Simulator()
+    simulator.warm()
+    worker = worker_of(SimpleNamespace(pages=SimpleNamespace(simulator=simulator)))
+    worker.kill()
+    worker.wait()
+    lives = iter([True])  # as it looks before the question is sent
+    monkeypatch.setattr(asking._Worker, "alive", property(lambda _: next(lives, False)))
+    *_, last = simulator.documents(SMOKE, lambda: True)
+    assert "without an answer" in last["error"]
+    simulator.close()
 
 
 def test_a_worker_that_dies_is_said_and_replaced(server: Any) -> None:

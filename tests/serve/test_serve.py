@@ -7,7 +7,7 @@ import pickle
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -146,7 +146,7 @@ def test_a_page_is_made_once_until_its_files_change(served: Served, monkeypatch:
     made: list[str] = []
     real = harness.serve.server._page_of
 
-    def counted(entries: list[harness.serve.server.Entry]) -> str:
+    def counted(entries: Sequence[harness.serve.server.Entry]) -> str:
         made.extend(entry.name for entry in entries)
         return real(entries)
 

@@ -104,8 +104,8 @@ def test_a_thousand_requests_at_once_are_all_answered(
     for number in range(50):
         made(tmp_path / f"run-{number}", profile)
     walks = []
-    files = Index._files
-    monkeypatch.setattr(Index, "_files", lambda self: walks.append(1) or files(self))
+    entries = Index._unread_entries
+    monkeypatch.setattr(Index, "_unread_entries", lambda self: walks.append(1) or entries(self))
     server = server_of(tmp_path, 0)
     request = (
         f"GET /runs HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\nConnection: close\r\n\r\n".encode()

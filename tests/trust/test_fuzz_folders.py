@@ -71,12 +71,13 @@ class Asked:
 
     def __init__(self, folder: Path) -> None:
         self.pages = Pages(folder)
-        self._handler = cast(Any, type("Bound", (Handler,), {"pages": self.pages}))
 
     def status(self, request: bytes) -> int:
         """Of the first answer; 0 for what gets none. Checks that all answers are fit to be sent."""
         wire = Wire(request)
-        self._handler(wire, ("127.0.0.1", 1), SimpleNamespace(server_port=PORT))
+        Handler(
+            cast(Any, wire), ("127.0.0.1", 1), cast(Any, SimpleNamespace(server_port=PORT, pages=self.pages))
+        )
         assert CANARY.encode() not in wire.answer
         if not wire.answer.startswith(b"HTTP/"):  # nothing, or HTTP/0.9, which has no head
             return 0

@@ -1,1 +1,1 @@
-"""The commands that answer without running anything: napkin, simulations, searches, tables."""
+"""The commands that answer without running anything: by arithmetic, by simulation, by search, from tables."""

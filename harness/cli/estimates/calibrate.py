@@ -36,24 +36,24 @@ def calibrate(
     from harness.hardware import TABLE_NAMES, find_hardware
     from harness.kernel_time import adjust, read_trace
 
-    read = read_trace(trace)
-    name = hardware or TABLE_NAMES.get(read.device or "")
+    recorded = read_trace(trace)
+    name = hardware or TABLE_NAMES.get(recorded.device or "")
     if name is None:
-        said = f"calls its device {read.device}" if read.device else "does not name its device"
-        raise InputError(f"{trace} {said}. Say which of the table it is: --hardware NAME.")
-    device, found = adjust(read, find_hardware(name))
-    calibration = device.calibration.model_copy(update={"source": f"a trace of {read.device or name}"})
+        named = f"calls its device {recorded.device}" if recorded.device else "does not name its device"
+        raise InputError(f"{trace} {named}. Say which of the table it is: --hardware NAME.")
+    device, adjusted = adjust(recorded, find_hardware(name))
+    calibration = device.calibration.model_copy(update={"source": f"a trace of {recorded.device or name}"})
     fields = calibration.model_dump(mode="json", exclude_defaults=True)
     if as_json:
-        print(json.dumps({"adjusted": [asdict(each) for each in found], "calibration": fields}, indent=1))
+        print(json.dumps({"adjusted": [asdict(kind) for kind in adjusted], "calibration": fields}, indent=1))
     else:
-        tell(f"{name}, from {len(read.seen):,} operators of {trace}\n")
+        tell(f"{name}, from {len(recorded.seen):,} operators of {trace}\n")
         tell(
             f"  {'kernels':<12}{'operators':>10}{'measured / estimated':>22}{'error before':>14}{'after':>9}"
         )
-        for each in found:
-            line = f"  {each.kind:<12}{each.count:>10,}{each.scale:>22.3f}"
-            tell(line + f"{each.before:>14.1%}{each.after:>9.1%}")
+        for kind in adjusted:
+            line = f"  {kind.kind:<12}{kind.count:>10,}{kind.scale:>22.3f}"
+            tell(line + f"{kind.before:>14.1%}{kind.after:>9.1%}")
     if out is not None:
         path = out / name / "calibration.json"
         path.parent.mkdir(parents=True, exist_ok=True)

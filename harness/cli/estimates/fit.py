@@ -78,7 +78,7 @@ def fit(
     if exact and field not in ("micro_batch_size", "seq_len"):
         raise InputError(f"--field {field}: give micro_batch_size or seq_len.")
     given = [f"hardware={device}"] if device is not None else []
-    given += ["data=synthetic"] if data is not None else []  # the recipe's own is not what is asked about
+    given += ["data=synthetic"] if data is not None else []  # --data takes the place of the recipe's own
     name, loaded, chosen = asked_for(recipe, [*(overrides or []), *given], memory)
     where = chosen.datasheet.title if memory is None else memory
     if gpus is not None:
@@ -86,74 +86,78 @@ def fit(
 
         loaded = among(loaded, *read_counts(str(gpus)))
         where = f"{gpus} × {where}"
-    asked = _Question(name, loaded, chosen, where, partial(say, Terminal(stderr=True)))
+    question = _Question(name, loaded, chosen, where, partial(say, Terminal(stderr=True)))
     with stdout_kept_for_json(as_json):
         if not quick:
             quiet_libraries()
         if data is not None:
-            document, lines, fits = _to_data(asked, data, tokenizer)
+            document, lines, fits = _to_data(question, data, tokenizer)
         elif exact:
-            document, lines, fits = _by_simulation(asked, field)
+            document, lines, fits = _by_simulation(question, field)
         else:
-            document, lines, fits = _confirmed(asked, margin, quick)
+            document, lines, fits = _confirmed(question, margin, quick)
     answer(document, "\n".join(lines), as_json=as_json)
     if not fits:
         raise typer.Exit(OUT_OF_MEMORY)
 
 
 class _Question(NamedTuple):
+    """What is asked about."""
+
     name: str
     recipe: Recipe
     hardware: Hardware
     where: str
-    told: Callable[[str], None]
+    """What the recipe is to fit, in words: the device or the size of its memory."""
+    progress: Callable[[str], None]
+    """Called with a line for everything that is tried."""
 
 
 Answered = tuple[dict[str, Any], Iterable[str], bool]
-"""As plain data, in lines, and whether something fits."""
+"""The answer as plain data and as lines, and whether any size fits."""
 
 
-def _to_data(asked: _Question, data: str, tokenizer: str | None) -> Answered:
-    """Read the lengths, search for what fits, count what comes."""
+def _to_data(question: _Question, data: str, tokenizer: str | None) -> Answered:
+    """The largest micro batches for the lengths of the examples in `data`, and the chance to run out."""
     from harness.architecture import load_shape
     from harness.data import example_lengths
     from harness.fit import fit_lengths, lengths_document, lengths_lines
 
-    name, recipe, hardware, where, told = asked
+    name, recipe, hardware, where, progress = question
     try:
         vocab_size = load_shape(recipe.model).vocab
-    except InputError:  # a model that arithmetic does not know; it may have a tokenizer all the same
+    except InputError:  # arithmetic does not know the model, which may have a tokenizer all the same
         vocab_size = None
     lengths = example_lengths(recipe, data, vocab_size=vocab_size, tokenizer=tokenizer)
-    found = fit_lengths(recipe, hardware, allocator_settings(os.environ), lengths, told=told)
+    found = fit_lengths(recipe, hardware, allocator_settings(os.environ), lengths, told=progress)
     about = name, where, data, recipe, found
     fits = any(batch.fits_up_to for batch in found.micro_batches)
     return lengths_document(*about), lengths_lines(*about), fits
 
 
-def _by_simulation(asked: _Question, field: str) -> Answered:
-    """Search for the largest value that fits, and say what is tried."""
+def _by_simulation(question: _Question, field: str) -> Answered:
+    """The largest value of one field that fits, by simulations alone."""
     from harness.fit import Simulations, exact_lines, fit_exact
 
-    name, recipe, hardware, where, told = asked
+    name, recipe, hardware, where, progress = question
     found = fit_exact(
         recipe,
         Simulations(hardware, allocator_settings(os.environ)),
         field,  # type: ignore[arg-type]
-        told=lambda value, fits: told(f"{field} {value}: {'fits' if fits else 'does not fit'}"),
+        told=lambda value, fits: progress(f"{field} {value}: {'fits' if fits else 'does not fit'}"),
     )
     document = {"recipe": name, "memory": where, **found.as_json()}
     return document, exact_lines(name, where, recipe, found), found.value is not None
 
 
-def _confirmed(asked: _Question, margin: float, quick: bool) -> Answered:
-    """Arithmetic, confirmed by simulation unless `quick`."""
+def _confirmed(question: _Question, margin: float, quick: bool) -> Answered:
+    """The largest sizes that fit, and changes, by arithmetic that simulations confirm unless `quick`."""
     from harness.fit import ConfirmedFit, fit, fit_confirmed, fit_document, fit_lines
 
-    name, recipe, hardware, where, told = asked
+    name, recipe, hardware, where, progress = question
     if quick:
         found = ConfirmedFit.by_arithmetic(fit(recipe, hardware, margin=margin))
     else:
-        found = fit_confirmed(recipe, hardware, allocator_settings(os.environ), margin=margin, told=told)
+        found = fit_confirmed(recipe, hardware, allocator_settings(os.environ), margin=margin, told=progress)
     lines = fit_lines(name, where, recipe, hardware, found)
     return fit_document(name, where, recipe, found), lines, found.fits_something

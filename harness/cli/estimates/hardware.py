@@ -75,14 +75,14 @@ def hardware(
             raise InputError(f"{text} is no field. Write --price {text}, with a --price for every device.")
     if best and gpus is not None:
         raise InputError("--best simulates single cards, and --gpus counts them by arithmetic. Give one.")
-    many = 0 if tokens is None else read_tokens(tokens, "--tokens")
+    num_tokens = 0 if tokens is None else read_tokens(tokens, "--tokens")
     name, loaded = load_recipe(recipe, overrides or [])
     check_data(loaded)
     loaded = with_attention(loaded)
-    told: set[str] = set()
+    printed: set[str] = set()
 
     def say(line: str) -> None:
-        told.add(line)
+        printed.add(line)
         print(printable(line), file=sys.stderr)
 
     with stdout_kept_for_json(as_json):
@@ -90,12 +90,13 @@ def hardware(
         given = read_prices(prices, price or [])
         if gpus is None:
             offers = compare_hardware(loaded, given, say, best=best)
-            document = [offer.document(many) for offer in offers]
-            text = render_choice(name, offers, loaded.unit, many)
+            document = [offer.document(num_tokens) for offer in offers]
+            text = render_choice(name, offers, loaded.unit, num_tokens)
         else:
             cards = compare_counts(loaded, read_counts(gpus), given, say)
-            document, text = [each.document(many) for each in cards], render_counts(name, cards, many)
+            document = [counts.document(num_tokens) for counts in cards]
+            text = render_counts(name, cards, num_tokens)
     answer(document, text, as_json=as_json)
     for warning in warnings_of(loaded):
-        if f"warning: {warning}" not in told:
+        if f"warning: {warning}" not in printed:
             tell(f"warning: {warning}", stderr=as_json)

@@ -91,7 +91,7 @@ def simulate(
         with Waiting(Terminal(stderr=True), what):
             profile, remembered = simulated(loaded, hardware, settings, rank, after)
         profile.provenance["recipe_name"] = name
-        if folder is not None:  # before anything is printed: who reads that may stop, as `head` does
+        if folder is not None:  # first, because printing ends where the reader of stdout does, as `head`
             folder.write_snapshot(remembered.snapshot())
             folder.write_profile(profile)
         people = Terminal(stderr=as_json)

@@ -1,4 +1,6 @@
-"""`harness napkin`, `harness formula` and `harness shard`: the terms of a step, whole or divided."""
+"""`harness napkin`, `harness formula` and `harness shard`: a step's memory as a sum of terms, on one device
+or divided among several.
+"""
 
 from typing import Annotated
 
@@ -72,10 +74,10 @@ def shard(
     from harness.fit import divisions
 
     name, loaded, device = asked_for(recipe, overrides, memory)
-    told: list[str] = []
+    printed: list[str] = []
 
     def on_stderr(line: str) -> None:
-        told.append(line)
+        printed.append(line)
         tell(line, stderr=True)
 
     with stdout_kept_for_json(as_json):
@@ -83,5 +85,5 @@ def shard(
         found = divisions(name, loaded, device, gpus, group, on_stderr)
     answer(found.as_json()["strategies"], str(found), as_json=as_json)
     for warning in (f"warning: {warning}" for warning in found.warnings):
-        if warning not in told:
+        if warning not in printed:
             tell(warning, stderr=as_json)

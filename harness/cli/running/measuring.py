@@ -1,4 +1,4 @@
-"""A measurement with its progress on stderr: for every command that runs a recipe here."""
+"""A measurement with its progress on stderr, for every command that runs a recipe on this machine."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from harness.training import AfterStep
 
 LONG_S = 60
-"""A run on a CPU that takes longer is announced."""
+"""A run on a CPU that takes more seconds than this is announced."""
 
 
 def measured_with_progress(
@@ -29,9 +29,9 @@ def measured_with_progress(
     quiet: bool = False,
     alive: Callable[[str], None] | None = None,
 ) -> StepProfile:
-    """See answers/one_answer.py: `measured`. On a CPU the first step begins with how long all take, if long.
-
-    `quiet` shows nothing: of several ranks one speaks.
+    """`measured` (answers/one_answer.py) with its progress on stderr, and `trackers` that follow its log. A
+    run on a CPU that takes more than LONG_S says so when its first step begins. With `quiet`, for all ranks
+    but one, nothing is shown.
     """
     from harness.answers import forecast_on_cpu, measured
     from harness.measure import chosen_device, total_steps
@@ -41,11 +41,11 @@ def measured_with_progress(
         return measured(recipe, folder, device, snapshot=snapshot, after=after, alive=alive)
     log = Terminal(stderr=True)
     forecast = forecast_on_cpu(recipe) if chosen_device(device).type == "cpu" else None
-    unsaid = iter(in_words(forecast) if forecast is not None and forecast.run_s >= LONG_S else ())
+    announcement = iter(in_words(forecast) if forecast is not None and forecast.run_s >= LONG_S else ())
 
     def began(doing: str) -> None:
-        if doing != "setup":  # which may still refuse the recipe
-            for line in unsaid:
+        if doing != "setup":  # setup may still refuse the recipe
+            for line in announcement:  # whose lines are used up the first time
                 say(log, line)
         if alive is not None:
             alive(doing)
@@ -56,7 +56,7 @@ def measured_with_progress(
 
 
 def in_words(forecast: "Forecast") -> list[str]:
-    """How long it will take, why, and what answers sooner."""
+    """Two sentences: how long the run will take and why, and what answers sooner."""
 
     how_long = (
         f"This run takes at least {duration(forecast.run_s)} on this CPU: {forecast.steps} steps of "

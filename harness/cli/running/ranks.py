@@ -1,4 +1,4 @@
-"""`harness run` on several ranks: starting them here, being one, and saying what became of all."""
+"""`harness run` on several ranks: starting them on this machine, being one of them, and the run's outcome."""
 
 from __future__ import annotations
 
@@ -21,51 +21,57 @@ if TYPE_CHECKING:
     from harness.training import AfterStep
 
 MOST_RANKS_OF_A_PROCESSOR = 8
-"""Each imports libraries for 8 seconds, and PyTorch's TCPStore has ranks wait for 60."""
+"""With more ranks a warning is printed: each imports libraries for 8 seconds of a processor, and PyTorch's
+TCPStore lets ranks wait for one another for 60 seconds."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line of `harness run` says."""
+    """The options of `harness run`."""
 
     out: Path | None
+    """The run folder; None for profiles/runs/<recipe>-<time>."""
     resume: Path | None
+    """The run folder whose last checkpoint the run goes on from."""
     snapshot: bool
     device: str | None
     patience_s: float
+    """The longest that a rank may be silent, or wait for the others, in seconds."""
     trackers: list[str]
-    """Who is told of the run: one process follows the log, whatever the number of ranks."""
+    """The trackers that the run is reported to, by one process whatever the number of ranks."""
     after: AfterStep | None
+    """What follows the training steps."""
 
 
-def run_here(name: str, recipe: Recipe, asked: RunOptions) -> tuple[StepProfile | None, Path, int]:
-    """Start a rank for every place of the recipe's mesh on this machine, and wait for them.
+def run_here(name: str, recipe: Recipe, options: RunOptions) -> tuple[StepProfile | None, Path, int]:
+    """Start a rank for every place of the recipe's mesh on this machine, wait for them, and print what went
+    wrong.
 
-    Returns the run's profile (None if no rank left one), its folder, and the exit status after saying what
-    went wrong. Raises InputError where the ranks cannot start.
+    Returns the run's profile (None if no rank left one), its folder, and the exit status. Raises InputError
+    where the ranks cannot start.
     """
     from harness.launch import start_ranks
     from harness.run_folder import RunFolder, profiles_of_ranks, put_folder_together
 
     quiet_libraries()
-    _refuse_missing_gpus(recipe, asked.device)
-    _say_what_many_take(recipe)
-    run = RunFolder(asked.out, name, recipe, asked.resume)
+    _refuse_missing_gpus(recipe, options.device)
+    _warn_of_many_ranks(recipe)
+    run = RunFolder(options.out, name, recipe, options.resume)
     folder = run.path
     is_new = not folder.exists()
     run.forget_ranks()
-    with _following(asked, run, recipe):
-        # every rank runs this very command; which one it is, and how many there are, the agent tells it
+    with _following(options, run, recipe):
+        # every rank runs this very command; PyTorch's agent tells it which rank it is, and how many there are
         again = [sys.executable, "-m", "harness", *sys.argv[1:], "--out", str(folder)]
-        ending = start_ranks(again, recipe.world_size, asked.patience_s)
+        ending = start_ranks(again, recipe.world_size, options.patience_s)
         reason, status = ending.reason, ending.status
-        # only then is it put together: before, a profile of the whole run is another run's
-        taken = is_held(folder) or (asked.resume is None and (folder / "profile.json").exists())
+        # this run's own profile is written below, so one that is there already is another run's
+        taken = is_held(folder) or (options.resume is None and (folder / "profile.json").exists())
         profiles = {} if taken else profiles_of_ranks(folder)
         if not profiles:
             if is_new:
-                with suppress(OSError, InputError):  # rank 0 held it, and nothing was written there
-                    FolderLock(folder, "--out").release()  # which a rank that is killed leaves behind
+                with suppress(OSError, InputError):  # rank 0 may have made it and written nothing into it
+                    FolderLock(folder, "--out").release()  # removes the lock file of a rank that was killed
                     folder.rmdir()
             return None, folder, complain(reason or "no rank left a profile", status or 1)
         profile = put_folder_together(folder, profiles, recipe.world_size, reason)
@@ -76,7 +82,7 @@ def run_here(name: str, recipe: Recipe, asked: RunOptions) -> tuple[StepProfile 
     return profile, folder, status
 
 
-def _say_what_many_take(recipe: Recipe) -> None:
+def _warn_of_many_ranks(recipe: Recipe) -> None:
     ranks, processors = recipe.world_size, os.cpu_count() or 1
     if ranks > MOST_RANKS_OF_A_PROCESSOR * processors:
         say(
@@ -88,17 +94,22 @@ def _say_what_many_take(recipe: Recipe) -> None:
         )
 
 
-def _following(asked: RunOptions, run: RunFolder, recipe: Recipe) -> AbstractContextManager[Any]:
+def _following(options: RunOptions, run: RunFolder, recipe: Recipe) -> AbstractContextManager[Any]:
+    """Inside, the trackers follow the run's log."""
     from harness.track import track_run
 
     log = Terminal(stderr=True)
-    return track_run(asked.trackers, run, recipe, lambda words: say(log, words, whole=True))
+    return track_run(options.trackers, run, recipe, lambda words: say(log, words, whole=True))
 
 
 def run_as_rank(
-    name: str, recipe: Recipe, asked: RunOptions, place: PlaceInRanks
+    name: str, recipe: Recipe, options: RunOptions, place: PlaceInRanks
 ) -> tuple[StepProfile | None, Path]:
-    """Be one rank. Returns the run's profile on rank 0 where nobody else puts it together, and the folder."""
+    """Be one rank. Returns a profile and the run's folder.
+
+    The profile is this rank's own, or, after a complete run whose ranks nobody watches, that of the whole run
+    on rank 0 and None on the others.
+    """
     from harness.cli.running.measuring import measured_with_progress
     from harness.launch import SignsOfLife, joined
     from harness.measure import chosen_device, num_gpus
@@ -106,25 +117,25 @@ def run_as_rank(
     from harness.virtual_gpu import runs_alone
 
     quiet_libraries()
-    kind = asked.device or ("cuda" if num_gpus() else "cpu")
+    kind = options.device or ("cuda" if num_gpus() else "cpu")
     device = kind if kind == "cpu" or ":" in kind else f"{kind}:{place.local_rank}"
-    with joined(place, chosen_device(device), asked.patience_s):
-        if runs_alone():  # nobody to agree with: the others would say what this one says
-            folder = RunFolder(asked.out, name, recipe, asked.resume)
+    with joined(place, chosen_device(device), options.patience_s):
+        if runs_alone():  # on a virtual GPU the other ranks are only answered for
+            folder = RunFolder(options.out, name, recipe, options.resume)
         else:
-            folder = _agreed(name, recipe, asked, place)
+            folder = _agreed(name, recipe, options, place)
         signs = SignsOfLife(place)
         speaks = place.rank == 0 or runs_alone()
-        tells = speaks and not place.watched  # else whoever started the ranks tells the trackers
-        with _following(asked, folder, recipe) if tells else nullcontext():
+        tells = speaks and not place.watched  # else the process that started the ranks tells the trackers
+        with _following(options, folder, recipe) if tells else nullcontext():
             profile = measured_with_progress(
                 recipe,
                 folder,
                 device,
-                snapshot=asked.snapshot,
+                snapshot=options.snapshot,
                 quiet=not speaks,
                 alive=signs.tell,
-                after=asked.after,
+                after=options.after,
             )
             signs.tell("")
             if isinstance(folder, RankFolder) and not place.watched and profile.complete:
@@ -133,7 +144,8 @@ def run_as_rank(
 
 
 def _gathered(profile: StepProfile, folder: RankFolder, place: PlaceInRanks) -> StepProfile | None:
-    """On rank 0 what all ranks saw, over the network: their folders may be on machines of their own."""
+    """On rank 0 the run's profile, made of those that the ranks send over the network, since their folders
+    may be on other machines; None on the others."""
     import torch.distributed as dist
 
     from harness.run_folder import put_together
@@ -143,14 +155,14 @@ def _gathered(profile: StepProfile, folder: RankFolder, place: PlaceInRanks) -> 
     if texts is None:
         return None
     profiles = {rank: StepProfile.from_json(text, f"rank {rank}") for rank, text in enumerate(texts)}
-    whole = put_together(profiles, place.world_size, None)
+    whole = put_together(profiles, place.world_size)
     folder.write_run(whole)
     return whole
 
 
-def _agreed(name: str, recipe: Recipe, asked: RunOptions, place: PlaceInRanks) -> RankFolder:
-    """The folder that rank 0 chose, and holds before another rank writes there: the others' clocks may say
-    another second, and another run may have it."""
+def _agreed(name: str, recipe: Recipe, options: RunOptions, place: PlaceInRanks) -> RankFolder:
+    """The run folder that rank 0 chooses for all ranks, since its name has the time in it. Rank 0 holds it
+    before another rank writes into it. Raises InputError where rank 0 cannot have it."""
     import torch.distributed as dist
 
     from harness.run_folder import RankFolder
@@ -160,7 +172,7 @@ def _agreed(name: str, recipe: Recipe, asked: RunOptions, place: PlaceInRanks) -
     problem: InputError | None = None
     if place.rank == 0:
         try:
-            folder = RankFolder(asked.out, name, recipe, asked.resume, 0)
+            folder = RankFolder(options.out, name, recipe, options.resume, 0)
             folder.hold()
             chosen = [str(folder.path)]
         except InputError as error:
@@ -170,10 +182,11 @@ def _agreed(name: str, recipe: Recipe, asked: RunOptions, place: PlaceInRanks) -
         raise problem
     if chosen[0] is None:
         raise InputError("rank 0 cannot write the run folder; it says why.")
-    return folder or RankFolder(Path(chosen[0]), name, recipe, asked.resume, place.rank)
+    return folder or RankFolder(Path(chosen[0]), name, recipe, options.resume, place.rank)
 
 
 def _refuse_missing_gpus(recipe: Recipe, device: str | None) -> None:
+    """Raise InputError for one GPU for all ranks, and for fewer GPUs than ranks."""
     from harness.measure import num_gpus
 
     if device is not None and ":" in device:

@@ -122,11 +122,11 @@ def run(
         quiet_libraries()
         status = None
         if loaded.distributed:
-            asked = RunOptions(out, resume, snapshot, device, patience, trackers, after)
+            options = RunOptions(out, resume, snapshot, device, patience, trackers, after)
             if place is None:
-                profile, path, status = run_here(name, loaded, asked)
+                profile, path, status = run_here(name, loaded, options)
             else:
-                profile, path = run_as_rank(name, loaded, asked, place)
+                profile, path = run_as_rank(name, loaded, options, place)
             if profile is None or (place is not None and place.watched):
                 raise typer.Exit(_status(profile, loaded) if profile and status is None else status or 0)
         else:
@@ -147,19 +147,19 @@ def run(
 
 
 def _on_ranks(recipe: Recipe, gpu: str | None, gpus: int | None) -> "tuple[Recipe, PlaceInRanks | None]":
-    """The recipe with the mesh that the processes make, and this one's place, if it was started as a rank."""
+    """The recipe with a mesh for as many ranks as there are, and this process's place if it is a rank."""
     from harness.launch import place_in_ranks
 
     place = place_in_ranks()
     if place is not None:
         return on_ranks(recipe, place.world_size, f"WORLD_SIZE is {place.world_size}"), place
-    if gpus is not None and (recipe.distributed or gpu is None):  # else: GPUs to choose from
+    if gpus is not None and (recipe.distributed or gpu is None):  # else one process sees so many virtual GPUs
         recipe = on_ranks(recipe, gpus, f"--gpus {gpus}")
     return recipe, None
 
 
 def _go_to_virtual_gpu(gpu: str, gpus: int) -> None:
-    """Begin this very command anew on virtual GPUs, unless it runs on them already."""
+    """Run this very command again on virtual GPUs, unless it runs on them already."""
     from harness.virtual_gpu import Options, emulate, emulated_device
 
     if emulated_device() != gpu.lower():
@@ -167,7 +167,7 @@ def _go_to_virtual_gpu(gpu: str, gpus: int) -> None:
 
 
 def _status(profile: StepProfile, recipe: Recipe) -> int:
-    """The exit status of a run, after saying what went wrong."""
+    """Print what went wrong with a run, if anything did. Returns its exit status."""
     if profile.oom is not None:
         return complain(explain_oom(profile), OUT_OF_MEMORY)
     if profile.complete:

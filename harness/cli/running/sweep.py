@@ -111,7 +111,7 @@ def sweep(
     if png:
         from harness.report import drawing
 
-        drawing()  # without it, not after the last cell
+        drawing()  # raises without matplotlib, now and not after the last cell
     if launcher_option and launcher is None:
         raise InputError("--launcher-option is for --launcher submitit or ray.")
     plan = plan_sweep(recipe, values or [], sources[kind], grid=grid)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ def sweep(
         from harness.sweep import launcher_named
 
         if measure and device is None:
-            device = "cuda"  # a machine that turns out to have none says so
+            device = "cuda"  # a machine without one refuses its cells
         told = partial(say, log, whole=True)
         remote = launcher_named(launcher, launcher_option or [], folder, plan.kind, device, told)
         at_once = jobs or (1 if device == "cpu" else remote.at_once)
@@ -132,7 +132,7 @@ def sweep(
     with sole_sweep_in(folder):
         _refuse_another_question(folder, plan)
         try:
-            with stdout_kept_for_json(form is not None or remote is not None):  # engines talk on it
+            with stdout_kept_for_json(form is not None or remote is not None):  # launchers print to it
                 _run(plan, folder, at_once, device, remote, log, rows)
         except KeyboardInterrupt:
             interrupted = True
@@ -160,18 +160,18 @@ def sweep(
 
 
 def _refuse_another_question(folder: Path, plan: Plan) -> None:
-    """Raises InputError when `folder` has the tables of a sweep of something else: they would be lost."""
+    """Raise InputError when `folder` has the tables of another sweep, which would be overwritten."""
     from harness.sweep import Sweep
 
     try:
-        there = Sweep.read(folder / "sweep.json")
-    except InputError:  # none, or none that can be read
+        earlier = Sweep.read(folder / "sweep.json")
+    except InputError:  # there is none, or none that can be read
         return
-    asked = attrgetter("kind", "base", "hardware", "grid")
-    if asked(there) != asked(plan) or list(there.axes) != list(plan.axes):
+    question_of = attrgetter("kind", "base", "hardware", "grid")
+    if question_of(earlier) != question_of(plan) or list(earlier.axes) != list(plan.axes):
         raise InputError(
-            f"--out {folder}: it has a {there.kind} sweep of {there.name} over {', '.join(there.axes)}, "
-            "another question than this one. Give another folder."
+            f"--out {folder}: it has a {earlier.kind} sweep of {earlier.name} over "
+            f"{', '.join(earlier.axes)}, another question than this one. Give another folder."
         )
 
 
@@ -184,7 +184,7 @@ def _run(
     log: Console,
     rows: list[Row],
 ) -> None:
-    """Fill `rows` as cells are done, and show each."""
+    """Run the cells, and add each to `rows` and show it when it is done."""
     from harness.cli.terminal.sweep import SweepProgress
     from harness.sweep import run_cells
 
@@ -199,7 +199,7 @@ def _run(
 
 
 def _tell(trackers: list[str], plan: Plan, rows: list[Row], folder: Path, log: Console) -> None:
-    """Tell the trackers about the cells that were asked now."""
+    """Report the cells that this command ran to the trackers."""
     if not trackers:
         return
     from harness.sweep import tracked_cells
@@ -210,7 +210,7 @@ def _tell(trackers: list[str], plan: Plan, rows: list[Row], folder: Path, log: C
 
 
 def _write(folder: Path, done: Sweep) -> dict[str, str]:
-    """The files of the sweep; their contents by the option that prints them."""
+    """Write the files of the sweep. Returns their contents by the option that prints them."""
     from harness.sweep import as_csv, as_markdown, sweep_html
 
     contents = {"--json": done.to_json(), "--csv": as_csv(done), "--markdown": as_markdown(done)}

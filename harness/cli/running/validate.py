@@ -59,7 +59,10 @@ def validate(
         people = Terminal(stderr=as_json)
         for case in gather(answers, _measured if measure else None, memory, emulate=emulate):
             complete(case)
-            comparison = compare(case.profiles, case.name)
+            try:
+                comparison = compare(case.profiles, case.name)
+            except InputError as error:  # the notes say why answers are missing
+                raise InputError(f"{error}{''.join(f' Note: {note}' for note in case.notes)}") from None
             comparisons.append(comparison)
             print_comparison(people, comparison)
             for note in case.notes:

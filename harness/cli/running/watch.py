@@ -24,7 +24,7 @@ Examples:
 The exit status is the command's; 128 + the signal that ended it; 2 for bad input. With --fit or several \
 devices: 0, or 3 where one of them does not hold it, even with the least.
 """
-NOTHING = (
+NOTHING_RECORDED = (
     "nothing was recorded. Where no process has said why: looked for steps in every Python process of the "
     "command, by calls of torch.nn.Module with gradients, Tensor.backward or torch.autograd.backward, and "
     "torch.optim.Optimizer.step, which ends a step. Other optimizers: harness.watch in the program."
@@ -65,13 +65,7 @@ def watch(
 ) -> None:
     """Run any training command and record where its bytes and milliseconds go."""
     from harness.cli.running.watch_fit import watch_and_fit
-    from harness.run_folder import (
-        new_path,
-        profiles_of_ranks,
-        put_folder_together,
-        without_secrets,
-        world_size_of,
-    )
+    from harness.run_folder import new_path, without_secrets
     from harness.track import followed, tracker_names
     from harness.virtual_gpu import Options
     from harness.watching import parse_steps, parse_values, run_watched
@@ -89,23 +83,20 @@ def watch(
     about = {"command": shlex.join(without_secrets(command))}
     with followed(trackers, folder, name, about, lambda words: say(people, words, whole=True)):
         status = run_watched(command, recorded, folder, devices[0])
-        ranks = profiles_of_ranks(folder)
-        if ranks:  # before the trackers ask for it
-            put_folder_together(folder, ranks, world_size_of(ranks), None)
+
     if _show(people, folder, status, gpu):
         say(people, f"run folder: {folder}", whole=True)
     else:
-        complain(
-            NOTHING if status == 0 else f"nothing was recorded, and the command ended with status {status}.",
-            1,
-        )
+        ended = f"nothing was recorded, and the command ended with status {status}."
+        complain(ended if status else NOTHING_RECORDED, 1)
         with suppress(OSError):
             folder.rmdir()  # if it is empty
     raise typer.Exit(status)
 
 
 def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
-    """The tables of the run, ranks side by side; or of every process. Returns whether any left a profile."""
+    """Print the tables of the run, or those of every process that has a folder of its own. Returns whether
+    there was any profile."""
     from harness.cli.terminal.peak import print_verdict
     from harness.run_folder import folder_of_rank
 
@@ -132,11 +123,12 @@ def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
 
 
 def _next_step(folder: Path) -> int:
+    """The number of the step after those in a run's log, counted from 1."""
     with (folder / "log.jsonl").open("rb") as log:
         return sum(1 for _ in log) + 1
 
 
 def _name(command: list[str]) -> str:
-    """What the run is called: the script, or the program."""
+    """The name of the run: that of the script, or else of the program."""
     script = next((word for word in command if word.endswith(".py")), command[0] if command else "watch")
     return Path(script).stem

@@ -1,4 +1,4 @@
-"""`harness watch --fit BS=1..64`, and a program on several virtual GPUs: a table of tries."""
+"""`harness watch` with --fit or several virtual GPUs: a table of what happened when the command was tried."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def watch_and_fit(
     devices: Sequence[Options | None],
     values: Values | None,
 ) -> int:
-    """Try the command on every device, with the values of a range or as it is. Returns the exit status: 3
-    where a device holds none of them.
+    """Try the command on every device, as it is or with values of a range, and print what fits. Returns the
+    exit status, which is 3 where a device has too little memory for all that was tried.
     """
 
     if folder.exists() and any(folder.iterdir()):
@@ -41,7 +41,7 @@ def watch_and_fit(
         place = folder if options is None else folder / name
         found = _tries(people, command, steps, place, options, values, name)
         print_table(people, _table(name, found, values))
-        largest = max((one.value for one in found if one.fits), default=None)
+        largest = max((attempt.value for attempt in found if attempt.fits), default=None)
         status = status if largest is not None else OUT_OF_MEMORY
         sentences.append(_sentence(name, found, values, largest))
     for sentence in sentences:
@@ -59,6 +59,7 @@ def _tries(
     values: Values | None,
     name: str,
 ) -> list[Try]:
+    """What was tried on one device, in the order of the values; one try where there are no values."""
     from harness.watching import largest_that_fits, tried, with_value
 
     if values is None:
@@ -67,65 +68,63 @@ def _tries(
 
     def fits(value: int) -> bool:
         words, variables = with_value(command, values, value)
-        one = tried(words, variables, value, steps, folder / f"{values.name}-{value}", options)
-        found.append(one)
-        say(people, f"{name}, {values.name}={value}: {'fits' if one.fits else 'runs out of memory'}")
-        return one.fits
+        attempt = tried(words, variables, value, steps, folder / f"{values.name}-{value}", options)
+        found.append(attempt)
+        say(people, f"{name}, {values.name}={value}: {'fits' if attempt.fits else 'runs out of memory'}")
+        return attempt.fits
 
     largest_that_fits(values, fits)
-    return sorted(found, key=lambda one: one.value)
+    return sorted(found, key=lambda attempt: attempt.value)
 
 
 def _table(name: str, found: Sequence[Try], values: Values | None) -> Table:
-
-    times = any(one.step_s is not None for one in found)
+    times = any(attempt.step_s is not None for attempt in found)
     first = [] if values is None else [values.name]
     headings = [*first, "", "peak", "in", "reserved", "of the device", *(["step, ms"] if times else [])]
     rows: list[list[str]] = []
-    for one in found:
-        row = [] if values is None else [str(one.value)]
-        row += ["fits" if one.fits else "runs out"]
-        peak, phase, reserved = _highest(one.profile)
-        on_device = None if one.profile is None else one.profile.memory.process_bytes
+    for attempt in found:
+        row = [] if values is None else [str(attempt.value)]
+        row += ["fits" if attempt.fits else "runs out"]
+        peak, phase, reserved = _highest(attempt.profile)
+        on_device = None if attempt.profile is None else attempt.profile.memory.process_bytes
         row += [in_gib(peak), phase, in_gib(reserved), in_gib(on_device)]
-        rows.append([*row, *([] if not times else ["-" if one.step_s is None else ms(one.step_s)])])
+        rows.append([*row, *([] if not times else ["-" if attempt.step_s is None else ms(attempt.step_s)])])
     table = rows_table(headings, rows, left=(len(first), len(first) + 2))
     table.title = name
     return table
 
 
 def _highest(profile: StepProfile | None) -> tuple[int | None, str, int | None]:
-    """Where the program takes the most, in its steps or beside them: bytes allocated, the phase, bytes
-    reserved then."""
-
+    """The highest peak of a program, in its steps or between them: the allocated bytes, the phase, and the
+    peak of reserved bytes there."""
     if profile is None:
         return None, "", None
     memory, apart = profile.memory, higher_than_steps(profile)
     if not apart:
         return memory.peak_allocated_bytes, memory.peak_phase or "", memory.peak_reserved_bytes
     phase = max(apart, key=apart.__getitem__)
-    beside = profile.phases.get(phase)  # none of a program's beginning
-    return apart[phase], phase, beside and beside.peak_reserved_bytes
+    stats = profile.phases.get(phase)  # the beginning of a program is no phase of the profile
+    return apart[phase], phase, stats and stats.peak_reserved_bytes
 
 
 def _sentence(name: str, found: Sequence[Try], values: Values | None, largest: int | None) -> str:
-
-    best = next((one for one in found if one.value == largest), None)
+    """What was found on one device, in words."""
+    best = next((attempt for attempt in found if attempt.value == largest), None)
     if values is None:
         profile = found[0].profile
         return f"{name}: {verdict(profile) if profile else 'memory runs out before the first step'}"
     if best is None:
         return f"{name}: not even {values.name}={values.least} fits"
-    said = "" if best.profile is None else f": {verdict(best.profile)}"
-    text = f"{name}: the largest {values.name} is {largest}{said}"
+    reason = "" if best.profile is None else f": {verdict(best.profile)}"
+    text = f"{name}: the largest {values.name} is {largest}{reason}"
     if largest == values.most:
-        peaks = {_highest(one.profile)[0] for one in found}
+        peaks = {_highest(attempt.profile)[0] for attempt in found}
         if len(peaks) == 1 < len(found):
             text += f". The peak is the same with every {values.name}: does the command read it?"
         return f"{text}, and no larger one was to be tried" if len(peaks) > 1 else text
-    beyond = next((one for one in found if one.value == best.value + 1), None)
+    beyond = next((attempt for attempt in found if attempt.value == best.value + 1), None)
     if beyond is not None and beyond.profile is not None and beyond.profile.oom is not None:
         oom = beyond.profile.oom
-        asked = "" if oom.requested_bytes is None else f", asking for {in_gib(oom.requested_bytes)}"
-        text += f". {beyond.value} runs out in {oom.phase}{asked}"
+        request = "" if oom.requested_bytes is None else f", asking for {in_gib(oom.requested_bytes)}"
+        text += f". {beyond.value} runs out in {oom.phase}{request}"
     return text

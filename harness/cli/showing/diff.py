@@ -13,7 +13,7 @@ from harness.step_profile import StepProfile
 from harness.system import complain
 
 Found = tuple[tuple[str, str], tuple[StepProfile, StepProfile], tuple[dict[str, Any], dict[str, Any]] | None]
-"""The names of both, their profiles, and their snapshots where there are any."""
+"""The names of the two that are compared, their profiles, and their snapshots where both have one."""
 
 EXAMPLES = """
 Examples:

@@ -96,5 +96,5 @@ def report(
 
 
 def _beside(paths: Sequence[Path]) -> Path:
-    """In the run's folder, when there is one run and it has a folder."""
+    """Where the page goes by default: into the run's folder if there is one run with a folder, else here."""
     return paths[0] / PAGE if len(paths) == 1 and os.path.isdir(paths[0]) else Path(PAGE)

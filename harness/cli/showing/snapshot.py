@@ -24,7 +24,7 @@ Examples:
   harness snapshot show --message training.log
 """
 MOST_OF_A_LOG = 2**28
-"""Bytes."""
+"""The most bytes of a log that are searched for PyTorch's message."""
 DIFF_EXAMPLES = """
 Examples:
   harness snapshot diff before.pickle after.pickle
@@ -35,13 +35,10 @@ Example:
   harness snapshot leaks snapshot.pickle
 """
 
-SnapshotFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FILE",
-        help="A snapshot (pickle or JSON), of harness or of torch; from anyone. Or a run folder.",
-    ),
-]
+_FILE = typer.Argument(
+    metavar="FILE", help="A snapshot (pickle or JSON), of harness or of torch; from anyone. Or a run folder."
+)
+SnapshotFile = Annotated[Path, _FILE]
 OfDevice = Annotated[
     int | None,
     typer.Option(
@@ -53,20 +50,9 @@ OfDevice = Annotated[
 app = typer.Typer(help="Read memory snapshots: what fills the memory, what differs, what leaks; as JSON.")
 
 
-@app.callback()
-def _of_a_snapshot() -> None:
-    """Read memory snapshots: what fills the memory, what differs, what leaks; as JSON."""
-
-
 @app.command("show", epilog=paragraphs(SHOW_EXAMPLES))
 def show(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="FILE",
-            help="A snapshot (pickle or JSON), of harness or of torch; from anyone. Or a run folder.",
-        ),
-    ] = None,
+    file: Annotated[Path | None, _FILE] = None,
     device: OfDevice = None,
     message: Annotated[
         Path | None,
@@ -89,6 +75,7 @@ def show(
 
 
 def _show_message(path: Path, device: int | None) -> None:
+    """Say in words what PyTorch's message of an error says. Raises InputError where there is none."""
     from harness.snapshot import message_in_words, read_message
 
     if device is not None:
@@ -98,10 +85,10 @@ def _show_message(path: Path, device: int | None) -> None:
     except OSError as error:
         raise InputError(f"--message {path}: {error.strerror}. Give a log, or - for stdin.") from None
     try:
-        said = message_in_words(read_message(text.decode(errors="replace")))
+        sentences = message_in_words(read_message(text.decode(errors="replace")))
     except InputError as error:
         raise InputError(f"--message {path}: {error}") from None
-    tell("\n".join(said))
+    tell("\n".join(sentences))
 
 
 @app.command("diff", epilog=paragraphs(DIFF_EXAMPLES))
@@ -123,7 +110,7 @@ def diff(
     from harness.snapshot import diff_held, held_at, recording_of
 
     recordings = [recording_of(load_snapshot(path), device) for path in (before, after)]
-    held = [held_at(one, one.peak if at_peak else one.moment) for one in recordings]
+    held = [held_at(recording, recording.peak if at_peak else recording.moment) for recording in recordings]
     found = diff_held(*held)
     if as_json:
         print(json.dumps(found.as_json(), indent=1))
@@ -131,8 +118,8 @@ def diff(
     from harness.cli.terminal.snapshots import print_held_diff
 
     when = [
-        "at the peak" if at_peak else "where memory ran out" if one.oom else "when it was taken"
-        for one in recordings
+        "at the peak" if at_peak else "where memory ran out" if recording.oom else "when it was taken"
+        for recording in recordings
     ]
     print_held_diff(Terminal(), found, (f"{before} {when[0]}", f"{after} {when[1]}"))
 

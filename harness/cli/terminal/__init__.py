@@ -1,1 +1,1 @@
-"""What people read in the terminal: tables, bars and lines."""
+"""What the commands show people in the terminal: tables, progress bars and lines."""

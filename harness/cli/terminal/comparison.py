@@ -12,7 +12,7 @@ from harness.units import in_gib, in_ms
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    """The rows of a comparison by place, then what is unexplained and where, then the notes."""
+    """Print the rows of a comparison by place, then what is unexplained and where, then the notes."""
     shown = [source for source in SOURCES if source in (*comparison.predictions, comparison.reference)]
     table = Table(
         title=f"{comparison.name} on {comparison.hardware}; reference: {comparison.reference}",
@@ -43,7 +43,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 
 
 def print_summary(console: Console, comparisons: Sequence[Comparison]) -> None:
-    """One line a recipe: the reference's peak, and each prediction's over it."""
+    """Print a line for each recipe: the reference's peak, and the ratio of each prediction to it."""
     for comparison in comparisons:
         peak = comparison.peak()
         ratios = ", ".join(

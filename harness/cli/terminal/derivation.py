@@ -1,4 +1,4 @@
-"""`harness napkin` for people: one line a term, then memory and time by phase, and the verdict."""
+"""What `harness napkin` prints: a line for each term, then memory and time by phase, and the verdict."""
 
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from harness.step_profile import CATEGORIES
 from harness.units import GIB
 
 WIDTH = 80
-"""Columns. The derivation is the same text on every terminal."""
+"""The columns of the derivation, which is the same text on every terminal."""
 _SHORT = {
     "parameters": "params",
     "gathered_parameters": "gather.",
@@ -20,11 +20,13 @@ _SHORT = {
     "setup": "after setup",
     "optimizer_step": "optimizer step",
 }
+"""The headings of columns and rows that differ from the names of categories and phases."""
 _ADVICE = {
     "compute": "compute bound: faster matrix units or fewer FLOPs would help",
     "memory": "memory bound: a larger micro batch, fused kernels or more bandwidth would help",
     "host": "host bound: the GPU waits for the host or its link; a larger micro batch would help",
 }
+"""What would make a step faster, by what bounds its time."""
 
 
 def render(name: str, memory: Memory) -> str:
@@ -66,7 +68,8 @@ def _heading(name: str, memory: Memory, terms: Iterable[Term]) -> Iterator[str]:
 
 def _phases(memory: Memory) -> Iterator[str]:
     sizes, rows = memory.sizes, dict[str, Moment]()
-    left_out = "inputs" if sizes.units.layers else "gathered_parameters"  # they are small beside a whole unit
+    # there is room for one of the two: inputs are small beside the gathered parameters of a whole unit
+    left_out = "inputs" if sizes.units.layers else "gathered_parameters"
     parts = [part for part in CATEGORIES if part != left_out]
     for moment in memory.moments:
         if moment.phase not in rows or moment.total_bytes > rows[moment.phase].total_bytes:
@@ -85,7 +88,7 @@ def _phases(memory: Memory) -> Iterator[str]:
 
 
 def _number(number: float) -> str:
-    """At most six characters up to a million."""
+    """A number in at most six characters, if it is below a million."""
     return f"{number:.3f}" if number < 10 else f"{number:.2f}" if number < 1000 else f"{number:.0f}"
 
 

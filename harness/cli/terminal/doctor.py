@@ -11,8 +11,7 @@ from harness.units import in_gib
 
 
 def print_findings(console: Console, findings: dict[str, Any]) -> None:
-    """The findings for people: facts first, then what works, then what does not and why."""
-
+    """Print the findings: facts about the machine, then what works, then what does not work and why."""
     machine = findings["machine"]
     say(console, f"Python {machine['python']} on {machine['platform']}")
     say(console, f"{machine['cpus']} CPUs, {in_gib(machine['memory_bytes'])} of memory")

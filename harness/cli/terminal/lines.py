@@ -1,4 +1,4 @@
-"""Lines that fit the reader's columns. No rich: the commands that answer at once print with it."""
+"""Lines that fit the reader's columns, for the commands that must not wait for rich to be imported."""
 
 import json
 import os
@@ -10,21 +10,19 @@ from typing import Any
 from harness.errors import printable
 
 NARROWEST = 40
-"""Columns: in a narrower terminal lines are as long as here."""
+"""The least columns to which lines are broken, in a narrower terminal too."""
 
 
 def columns_here(*, terminal: bool) -> int | None:
-    """How wide a line may be: COLUMNS, or the terminal's width; None where a file or a program reads."""
+    """The columns that a line may have: COLUMNS, or the terminal's; None where a file or a program reads."""
     if terminal or os.environ.get("COLUMNS", "").isdigit():
         return max(NARROWEST, shutil.get_terminal_size().columns)
     return None
 
 
 def wrapped(line: str, columns: int | None, hanging: int = 2) -> list[str]:
-    """The line as lines of at most `columns`, broken at spaces; what follows is indented by
-    `hanging` more than the first.
-
-    A word longer than a line (a path) stays whole.
+    """The line broken at spaces into lines of at most `columns`, of which the second and further ones are
+    indented by `hanging` more than the first. A word that is longer than a line (a path) stays whole.
     """
     if columns is None or len(line) <= columns:
         return [line]
@@ -43,7 +41,7 @@ def answer(document: Any, text: str, *, as_json: bool) -> None:
 
 
 def tell(text: str, hanging: int = 2, *, stderr: bool = False) -> None:
-    """Print `text` for people: nothing in it can steer a terminal, and every line fits."""
+    """Print `text` for people, without escape sequences that control a terminal, and with lines that fit."""
     file = sys.stderr if stderr else sys.stdout
     columns = columns_here(terminal=file.isatty())
     for line in printable(text).rstrip("\n").split("\n"):

@@ -1,4 +1,4 @@
-"""The peak of one profile for reading in a terminal: the verdict, modules, largest allocations. No torch."""
+"""The peak of one profile in the terminal: the verdict, modules and largest allocations. Imports no torch."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,12 +13,13 @@ from harness.step_profile import StepProfile, between_steps_in_words, peak_in_wo
 from harness.units import in_gib, ms
 
 MODULES = 12
+"""The most modules that are listed."""
 FRAMES = 2
-"""Of a stack, innermost first; the profile has them all."""
+"""The most frames of a stack that are shown, innermost first; the profile has all of them."""
 
 
 def print_verdict(console: Console, name: str, profile: StepProfile) -> None:
-    """Whether it fits, and the peaks that say so."""
+    """Print whether the recipe or program `name` fits the device, and its peaks."""
     say(console, f"{name}: {verdict(profile)}")
     say(console, f"peak: {peak_in_words(profile)}")
     for line in between_steps_in_words(profile):
@@ -27,10 +28,8 @@ def print_verdict(console: Console, name: str, profile: StepProfile) -> None:
 
 
 def print_peak(console: Console, profile: StepProfile, *, verbose: bool) -> None:
-    """The device's time and bytes by module, layers of one kind together, and the largest allocations, equal
-    ones in a line.
-
-    `verbose`: with the innermost frames of each one's stack.
+    """Print the device's time and bytes by module, layers of one kind together, and the largest allocations,
+    equal ones in one line, with `verbose` also the innermost frames of their stacks.
     """
     for line in (*_modules(profile), *_allocations(profile, verbose=verbose)):
         say(console, line)
@@ -45,6 +44,7 @@ def _modules(profile: StepProfile) -> Iterator[str]:
 
 
 def _first(what: str, by_kind: Mapping[str, Any], shown: Callable[[Any], str]) -> Iterator[str]:
+    """Lines with the first MODULES of `by_kind`, whose values `shown` formats."""
     if by_kind:
         count = min(MODULES, len(by_kind))
         yield f"modules {what}, {count} of {len(by_kind)}, layers of one kind (*) together"
@@ -55,15 +55,15 @@ def _first(what: str, by_kind: Mapping[str, Any], shown: Callable[[Any], str]) -
 def _allocations(profile: StepProfile, *, verbose: bool) -> Iterator[str]:
     if not profile.top:
         return
-    alike: Counter[tuple[int, str, str, str]] = Counter()
+    counts: Counter[tuple[int, str, str, str]] = Counter()
     for allocation in profile.top:
         module = module_of_its_kind(allocation.module) if allocation.module else "(no module)"
         stack = " < ".join(allocation.stack[:FRAMES]) if verbose else ""
-        alike[allocation.size_bytes, allocation.category, module, stack] += 1
+        counts[allocation.size_bytes, allocation.category, module, stack] += 1
     yield f"the {len(profile.top)} largest allocations at the peak" + (
         ", with who asked for them" if verbose else " (--verbose: with who asked for them)"
     )
-    for (size_bytes, category, module, stack), count in alike.items():
+    for (size_bytes, category, module, stack), count in counts.items():
         times = f"{count} x" if count > 1 else ""
         yield f"  {times:>4} {in_gib(size_bytes):>10}  {category:15}  {module}"
         if stack:

@@ -1,4 +1,4 @@
-"""What people read in the terminal: the progress of a run and the tables of a profile."""
+"""The tables of a profile in the terminal."""
 
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +19,8 @@ from harness.units import counted, in_gib, ms
 
 
 def print_profile(console: Console, profile: StepProfile) -> None:
-    """The tables of one profile: phases, then memory at the peak by category, then one line a fact."""
+    """Print the tables of a profile: phases, ranks, kernels and memory at the peak by category, and then
+    lines with other facts."""
     table = _phase_table(profile, tight=console.width < 90)
     if len(table.columns) > 1:
         say(console, f"{profile.source}: one step by phase")
@@ -43,7 +44,8 @@ def print_profile(console: Console, profile: StepProfile) -> None:
 
 
 def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
-    """Fits 80 columns when `tight`; a column that nothing is known for is left out."""
+    """A row for each phase and one for the step; columns in which nothing is known are left out. With `tight`
+    the table fits 80 columns."""
     step, memory = profile.step.time_s, profile.memory
     total = sum(profile.phases[name].time_s.median or 0 for name in PHASES if name in profile.phases)
     rows = {
@@ -72,7 +74,7 @@ def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
 
 
 def _ranks_table(ranks: RanksReport) -> Table:
-    """Least and most of all ranks, and which rank that is."""
+    """For each quantity the least and the most of all ranks, and the ranks that have them."""
     rows: dict[str, list[tuple[float | None, int]]] = {
         "peak": [(rank.peak_allocated_bytes, rank.rank) for rank in ranks.ranks],
         "reserved": [(rank.peak_reserved_bytes, rank.rank) for rank in ranks.ranks],
@@ -87,15 +89,14 @@ def _ranks_table(ranks: RanksReport) -> Table:
     for name, found in rows.items():
         known = [(value, rank) for value, rank in found if value is not None]
         if known:
-            (least, one), (most, other) = min(known), max(known)
-            of = ms if name.endswith("ms") else in_gib
-            shown.append([name, of(least), str(one), of(most), str(other)])  # type: ignore[arg-type]
+            (least, of_rank), (most, on_rank) = min(known), max(known)
+            in_unit = ms if name.endswith("ms") else in_gib
+            shown.append([name, in_unit(least), str(of_rank), in_unit(most), str(on_rank)])  # type: ignore[arg-type]
     return rows_table(("of all ranks", "least", "on", "most", "on"), shown)
 
 
 def _kernel_table(profile: StepProfile) -> Table | None:
-    """Milliseconds of each kind of kernel by phase, the longest first; None where nothing is known of
-    them."""
+    """The milliseconds of each kind of kernel by phase, the longest first; None where they are not known."""
     phases = [name for name in profile.phase_names() if profile.phases[name].kernels_s and name in PHASES]
     totals = profile.kernels_s()
     whole = sum(totals.values())
@@ -103,8 +104,8 @@ def _kernel_table(profile: StepProfile) -> Table | None:
         return None
     rows: list[list[str]] = []
     for kernel, total in totals.items():
-        each = (profile.phases[name].kernels_s.get(kernel) for name in phases)
-        cells = ("-" if seconds is None else ms(seconds) for seconds in each)
+        by_phase = (profile.phases[name].kernels_s.get(kernel) for name in phases)
+        cells = ("-" if seconds is None else ms(seconds) for seconds in by_phase)
         rows.append([KERNELS.get(kernel, kernel), *cells, ms(total), f"{total / whole:.1%}"])
     headings = ("kernels", *(f"{name}, ms" for name in (*phases, "step")), "share")
     return rows_table(headings, rows, wraps=(0,))
@@ -119,6 +120,7 @@ def _memory_table(profile: StepProfile) -> Table:
 
 
 def _facts(profile: StepProfile) -> list[str]:
+    """Lines with what no table has: device, other peaks, speed, loss, data, warnings."""
     memory, step = profile.memory, profile.step
     lines = [f"device: {profile.hardware.name}; memory is {MEMORY_KINDS[memory.kind]}"]
     apart = [
@@ -152,7 +154,7 @@ def _facts(profile: StepProfile) -> list[str]:
 
 
 def _data(profile: StepProfile) -> list[str]:
-    """How the documents fit the rows, where a producer says so (rows.DataSummary)."""
+    """A line on how the documents fit the rows, where the profile has a DataSummary (data/rows.py)."""
     data = profile.provenance.get("data")
     names = ("documents", "rows", "documents_cut", "longest_document_tokens", "tokens_cut", "padding_share")
     if not is_object(data) or not all(isinstance(data.get(name), int | float) for name in names):

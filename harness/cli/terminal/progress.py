@@ -1,4 +1,4 @@
-"""The progress of a run, and of what takes a while."""
+"""The progress of a run, and of anything else that takes a while."""
 
 import time
 
@@ -10,23 +10,24 @@ from harness.units import duration, in_gib
 
 
 class Waiting(Bar):
-    """What is going on and for how long, on a terminal; nothing elsewhere."""
+    """Shows on a terminal what is being done and for how long; nothing elsewhere."""
 
     def __init__(self, console: Console, what: str) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         super().__init__(console, 1, what, *columns)
 
     def now(self, what: str) -> None:
-        """Say what is going on now."""
+        """Show that `what` is being done from now on."""
         if self._bar is not None:
             self._bar.update(self._task, description=what)
 
 
 class RunProgress(Bar):
-    """A bar on a terminal, one plain line a step elsewhere."""
+    """Shows a run's progress: by a bar on a terminal, and by one line for each step elsewhere."""
 
     def __init__(self, console: Console, total: int, step_s: float | None = None) -> None:
-        """`step_s`: what a step will take at least, until one has been seen."""
+        """`total` is the number of steps, and `step_s` the least seconds that a step will take, for the time
+        left until the first step is done."""
         text, left = TextColumn("{task.fields[text]}"), TextColumn("{task.fields[left]}")
         columns = (
             TextColumn("{task.description}"),
@@ -48,7 +49,7 @@ class RunProgress(Bar):
         tokens_per_s: float | None,
         peak_bytes: int | None,
     ) -> None:
-        """A step is done."""
+        """Show that the step `index`, counted from 0, is done."""
         parts = [] if loss is None else [f"loss {loss:.4f}"]
         if tokens_per_s is not None:
             parts.append(f"{tokens_per_s:,.0f} tokens/s")
@@ -61,7 +62,7 @@ class RunProgress(Bar):
             say(self._console, "  ".join(filter(None, (f"step {index + 1}/{total} {kind}", text, left))))
 
     def _left(self, steps: int) -> str:
-        """From the steps since the first, which is slower than the others."""
+        """The time that is left for `steps` steps, by the steps since the first, which is a slow one."""
         now = time.monotonic()
         if self._begun is None:
             self._begun = now
@@ -72,6 +73,7 @@ class RunProgress(Bar):
 
 
 WORTH_SAYING_S = 10
+"""Less time left than this, in seconds, is not shown."""
 
 
 def left_in_words(seconds: float) -> str:

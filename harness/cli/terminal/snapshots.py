@@ -1,4 +1,4 @@
-"""What memory snapshots say, in a terminal. Imports no torch."""
+"""What `harness snapshot` shows of memory snapshots in the terminal. Imports no torch."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,13 +10,13 @@ from harness.snapshot import FEWEST_ENDS, Change, Growth, HeldDiff, Leaks
 from harness.units import counted, in_gib
 
 MOST_ROWS = 12
-"""Shown of a table; the report has all of it."""
+"""The most rows of a table that are shown; the report has all of them."""
 MOST_FRAMES = 8
-"""Shown of a stack, of which the innermost come first."""
+"""The most frames of a stack that are shown, innermost first."""
 
 
 def print_snapshot(console: Console, section: Section) -> None:
-    """The first sentences, who asked when memory ran out, and what is held by category and by stack."""
+    """Print the first sentences, the code that asked when memory ran out, and tables of what is allocated."""
     for sentence in section.answer:
         say(console, sentence)
     if "asked_at" in section.words:
@@ -30,7 +30,7 @@ def print_snapshot(console: Console, section: Section) -> None:
 
 
 def print_held_diff(console: Console, diff: HeldDiff, names: tuple[str, str]) -> None:
-    """The totals, by category, then the largest changes with their stacks."""
+    """Print the totals, the categories, and then the largest changes with their stacks."""
     say(console, f"{in_gib(diff.before_bytes)} held in {names[0]}")
     say(
         console,
@@ -53,7 +53,7 @@ def print_held_diff(console: Console, diff: HeldDiff, names: tuple[str, str]) ->
 
 
 def print_leaks(console: Console, leaks: Leaks) -> None:
-    """How the steps were found, what is allocated when they end, and what grew."""
+    """Print how the steps were found, what is allocated when they end, and what grew."""
     if not leaks.ends:
         say(console, f"No steps were found: {leaks.steps_from}.")
         return
@@ -90,6 +90,7 @@ def _print_changes(console: Console, changes: Iterable[Change]) -> None:
 
 
 def _print_stack(console: Console, stack: Sequence[str]) -> None:
+    """Print the Python frames of a stack, or all of them where it has none."""
     python = [line for line in stack if ".py:" in line] or list(stack)
     for line in python[:MOST_FRAMES]:
         say(console, f"      {line}", whole=True)
@@ -98,7 +99,7 @@ def _print_stack(console: Console, stack: Sequence[str]) -> None:
 
 
 WIDE = ("allocated in", "largest")
-"""Columns of the allocations that a terminal of 80 has no room for; the report has them."""
+"""The columns that a terminal of 80 columns has no room for; the report has them."""
 
 
 def _print_table(console: Console, table: Table) -> None:

@@ -1,4 +1,4 @@
-"""A sweep in the terminal: a line for every cell that is done, a bar with the time left, and its table."""
+"""A sweep in the terminal: a line for each cell that is done, a bar with the time left, and the table."""
 
 import time
 
@@ -12,7 +12,8 @@ from harness.units import in_gib
 
 
 class SweepProgress(Bar):
-    """Time left is the mean of the cells done now times the cells left; cells that were kept cost nothing."""
+    """Shows a sweep's progress. The time left is the mean time of the cells that this command ran, times the
+    cells that are left; cells that an earlier command had done take no time."""
 
     def __init__(self, console: Console, total: int) -> None:
         columns = (TextColumn("cells"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn())
@@ -22,7 +23,7 @@ class SweepProgress(Bar):
         self._begun = time.monotonic()
 
     def done(self, row: Row) -> None:
-        """A cell is done."""
+        """Show that a cell is done."""
         self._done += 1
         self._worked += not row.kept
         left = self._left()
@@ -42,12 +43,12 @@ class SweepProgress(Bar):
 
 
 WIDE = ("peak in", "from", "to", "bound", "ended")
-"""Columns that a terminal of 80 has no room for; the report and the CSV have them, and sentences say what did
-not end well."""
+"""The columns that a terminal of 80 columns has no room for. The report and the CSV have them, and sentences
+below the table say which cells did not end well."""
 
 
 def in_a_line(row: Row) -> str:
-    """What the cell says, in a few words."""
+    """The outcome of a cell in a few words."""
     profile = row.outcome.profile
     if profile is None or row.outcome.status != "ok":
         return row.outcome.reason or row.outcome.status
@@ -60,7 +61,7 @@ def in_a_line(row: Row) -> str:
 
 
 def print_sweep(console: Console, sweep: Sweep) -> None:
-    """The table, the reasons under it, and what it says."""
+    """Print the table, the reasons of cells that did not end well, and the sweep's answers in sentences."""
     table = table_of(sweep, with_reasons=False)
     shown = [n for n, name in enumerate(table.columns) if console.width >= 100 or name not in WIDE]
     rows = [[row[n].shown for n in shown] for row in table.rows]

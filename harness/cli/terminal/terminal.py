@@ -1,4 +1,4 @@
-"""A terminal that shows what files say and obeys none of it; bars and tables on it."""
+"""A terminal that shows text from files without obeying it, with progress bars and tables."""
 
 from collections.abc import Container, Iterable, Sequence
 from types import TracebackType
@@ -23,7 +23,7 @@ def say(people: Console, line: str, *, whole: bool = False) -> None:
 
 
 class Terminal(Console):
-    """A console that shows what files say and obeys none of it: no escape sequence, markup or emoji code.
+    """A console that shows text from files as it is: no escape sequence, markup or emoji code has an effect.
 
     rich turns every string that it prints, also in a table, into text by `render_str`.
     """
@@ -37,12 +37,12 @@ class Terminal(Console):
 
 
 class Bar:
-    """A bar on a terminal for `total` pieces of work, and no bar elsewhere; shown between enter and exit."""
+    """A progress bar for `total` pieces of work on a terminal, shown inside a `with`; no bar elsewhere."""
 
     def __init__(
         self, console: Console, total: int, description: str, *columns: ProgressColumn, **fields: Any
     ) -> None:
-        """`fields` are what the columns show at first, by the names they use."""
+        """`fields` are the first values of the fields that the columns show."""
         self._console = console
         self._bar: Progress | None = None
         if console.is_terminal:
@@ -60,7 +60,8 @@ class Bar:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """The table, no number cut. Columns that do not fit follow in a table under it, with the first again."""
+    """Print the table without cutting any number off. Columns that do not fit follow in a table below, whose
+    first column is the same."""
     for column in table.columns:
         if column.no_wrap:  # rich measures as if its words could be on lines of their own
             column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
@@ -80,14 +81,14 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def _width(console: Console, table: Table, columns: list[Column], *, widest: bool = False) -> int:
-    """What these columns of the table need at least, or with no line of theirs folded."""
+    """The least width of the table with these columns; with `widest` that at which no cell is folded."""
     table.columns, table.width = columns, None
     measured = console.measure(table, options=console.options.update(max_width=WIDEST))
     return measured.maximum if widest else measured.minimum
 
 
 WIDEST = 1000
-"""Characters of a line; more than any table here needs."""
+"""The width at which tables are measured, in characters, which is more than any of them needs."""
 
 
 def rows_table(
@@ -99,8 +100,8 @@ def rows_table(
     padding: int = 1,
     bold: str | None = None,
 ) -> Table:
-    """Rows of text under their headings, columns to the right but for `left`. Cells of `wraps` may be broken
-    into lines; the row that begins with `bold` stands out.
+    """A table of text. Its columns are aligned to the right, except those in `left`; cells of the columns in
+    `wraps` may be broken into lines; the row that begins with `bold` is bold.
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, padding))
     for n, heading in enumerate(columns):
