@@ -77,7 +77,7 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
         },
         "together": found.together,
         "wider": found.wider,
-        "held_back_by": found.held_back.sentence if found.held_back else "",
+        "held_back_by": _held_back_by(found),
         "neutral_change": found.neutral
         and {
             "overrides": found.neutral.overrides,
@@ -97,6 +97,13 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
         ],
         "notes": [*([found.unsimulated] if found.unsimulated else []), *_notes(recipe, found)],
     }
+
+
+def _held_back_by(found: ConfirmedFit) -> str:
+    """What keeps a larger micro batch from fitting; empty where it is not known."""
+    if found.seen or found.arithmetic is None:
+        return found.held_back.sentence if found.held_back else ""
+    return found.arithmetic.held_back
 
 
 def _notes(recipe: Recipe, found: ConfirmedFit) -> list[str]:
@@ -213,6 +220,8 @@ def _arithmetic_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
     yield f"  there are {limit} when a margin is left to the allocator's fragmentation"
     for field, value in _values(found).items():
         yield f"  largest {_with_the_other(field, recipe)}: {value or 'none fits'}"
+    rows = found.arithmetic.micro_batch_size or recipe.micro_batch_size
+    yield f"  what fills the memory at micro_batch_size {rows}: {found.arithmetic.held_back}"
     if found.fits_something:
         yield "  these are estimates to start from, not seen to fit"
 

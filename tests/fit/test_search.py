@@ -279,6 +279,25 @@ def test_fit_answers_for_a_size_and_for_a_device():
     assert "optimizer_in_backward=true" in nothing.stdout
 
 
+def test_a_quick_fit_says_what_fills_the_memory():
+    """Qwen3-14B has 151,936 words: three fp32 tensors of 4,096 tokens' logits (one kept, two gradients)."""
+    asked = ("fit", "qwen3-14b", "quantization=nf4", "adapter=lora", "seq_len=4096", "hardware=rtx-4090")
+    logits = f"{3 * 4096 * 151_936 * 4 / GIB:.2f} GiB of logits with their copies and gradients"
+    text = " ".join(command(*asked, "--quick").stdout.split())
+    assert "what fills the memory at micro_batch_size 1: 59.23 GiB of activations" in text
+    assert logits in text
+    assert logits in json.loads(command(*asked, "--quick", "--json").stdout)["held_back_by"]
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b-full-bf16", "mistral-7b-qlora", "gpt2-medium-lora"])
+@pytest.mark.parametrize("loss", ["standard", "fused_linear"])
+def test_the_parts_of_a_peak_are_all_of_it(name, loss):
+    memory = estimate(load_recipe(name, [f"loss={loss}"])[1], RTX_4090)
+    parts = memory.parts_at_peak
+    assert sum(parts.values()) == memory.peak.total_bytes
+    assert min(parts.values()) >= 0
+
+
 def test_a_fit_that_rests_on_unified_memory_says_so():
     """mistral-7b-qlora has paged_adamw_8bit, whose state is not counted."""
     paged = command("fit", "mistral-7b-qlora", "--memory", "16GiB", "--quick")
