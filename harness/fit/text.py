@@ -196,15 +196,22 @@ def _next_lines(recipe: Recipe, found: ExactFit, indent: str = "  ") -> Iterator
         requested, idle = in_gib(oom.requested_bytes), in_gib(oom.reserved_unallocated_bytes)
         yield f"{indent}{found.next_value} runs out of memory in {oom.phase}, asking for {requested}"
         if (oom.reserved_unallocated_bytes or 0) >= (oom.requested_bytes or 0):
-            yield (
-                f"{indent}though {idle} lay free in smaller pieces; a larger size may by chance leave larger "
-                "ones and fit"
-            )
+            chance = "; a larger size may by chance leave larger ones and fit"
+            yield f"{indent}though {idle} lay free in smaller pieces{chance if _has_room(found) else ''}"
         if found.one_more_bytes:
             step = f"a {recipe.unit}" if found.field == "micro_batch_size" else f"{found.multiple_of} tokens"
             yield f"{indent}{step} more takes {in_gib(found.one_more_bytes)} at the peak"
     elif found.limit is not None:
         yield f"{indent}{found.next_value or 'more'} is impossible: {found.limit}"
+
+
+def _has_room(found: ExactFit) -> bool:
+    """Whether the tensors of the next value would fit, if they lay without gaps between them."""
+    if found.profile is None or found.one_more_bytes is None:
+        return False
+    memory, memory_bytes = found.profile.memory, found.profile.hardware.memory_bytes or 0
+    taken = (memory.peak_allocated_bytes or 0) + (memory.cuda_context_bytes or 0)
+    return taken + found.one_more_bytes <= memory_bytes
 
 
 def _expandable(field: FitField, found: ConfirmedFit) -> int | None:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from unittest.mock import Mock
@@ -15,6 +16,7 @@ from harness.fit import (
     ConfirmedFit,
     Simulations,
     compare_hardware,
+    exact_lines,
     fit_confirmed,
     fit_document,
     fit_exact,
@@ -109,6 +111,20 @@ def test_what_expandable_segments_allow_was_seen_and_is_more(field: FitField) ->
             assert f"with PYTORCH_ALLOC_CONF=expandable_segments:True even {larger} fits" in text
             seen += 1
     assert seen
+
+
+def test_a_larger_size_is_hoped_for_only_where_its_tensors_have_room() -> None:
+    mib = next(mib for mib in SIZES if "micro_batch_size" in confirmed(mib).expandable)
+    found = found_in(mib)
+    assert found.next_profile is not None and found.next_profile.oom is not None
+    assert found.profile is not None and found.profile.memory.peak_allocated_bytes is not None
+    pieces = found.next_profile.oom.reserved_unallocated_bytes or 0
+    assert pieces >= (found.next_profile.oom.requested_bytes or 0)
+    left = mib * MiB - found.profile.memory.peak_allocated_bytes
+    for more, hope in ((left, True), (left + 1, False), (None, False)):
+        text = "\n".join(exact_lines("", "", LORA, replace(found, one_more_bytes=more)))
+        assert "lay free in smaller pieces" in text
+        assert ("may by chance" in text) is hope
 
 
 def test_who_has_expandable_segments_is_not_told_of_them() -> None:
