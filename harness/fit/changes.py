@@ -36,6 +36,7 @@ OTHER_RESULT: tuple[dict[str, Any], ...] = (
     {"optimizer": "adamw_8bit", "optimizer_impl": "foreach"},
     {"optimizer": "paged_adamw_8bit", "optimizer_impl": "foreach"},
     {"precision": "bf16", "master_weights": False},
+    {"upcast_for_kbit": False},
     {"adapter": "lora", "master_weights": False},
     {"adapter": "lora", "quantization": "nf4", "double_quant": True, "master_weights": False},
 )

@@ -298,6 +298,15 @@ def test_the_parts_of_a_peak_are_all_of_it(name, loss):
     assert min(parts.values()) >= 0
 
 
+def test_a_large_vocabulary_in_fp32_is_advised_against():
+    """Qwen3-14B's embeddings and head have 151,936 × 5,120 weights each, which fp32 makes 2 B longer."""
+    recipe = load_recipe("llama-3.1-8b-qlora", ["model=qwen3-14b"])[1]
+    found = suggestions(recipe, 0, by_arithmetic(RTX_4090, load_shape(recipe.model)))
+    advised = next(change for change in found if change.overrides == "upcast_for_kbit=false")
+    assert advised.saved_bytes >= 2 * 151_936 * 5_120 * 2
+    assert not advised.same_result
+
+
 def test_a_fit_that_rests_on_unified_memory_says_so():
     """mistral-7b-qlora has paged_adamw_8bit, whose state is not counted."""
     paged = command("fit", "mistral-7b-qlora", "--memory", "16GiB", "--quick")
