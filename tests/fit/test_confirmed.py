@@ -249,8 +249,8 @@ def test_a_step_seen_at_one_size_is_spelled_in_the_dimensions_of_the_model() -> 
     simulations.simulated(recipe)
     found = held_back(recipe, simulations)
     assert found is not None
-    assert not found.grows  # as far as anybody knows
     assert re.search(r"\d+ × B·S·\w × 4 B = .* with B = 2 rows, S = 96 tokens, \w = ", found.sentence)
+    assert found.in_words.startswith("what grows most: ")  # what is spelled with B grows with it
 
 
 def test_pairs_are_called_so() -> None:
@@ -304,6 +304,7 @@ def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
     assert found is not None
     of_weights = 72 * 4096 * 16 * 2
     assert f"72 × H/4·F × 2 B = {of_weights / MiB:.1f} MiB" in found.sentence
+    assert found.in_words.startswith("what fills most beside weights, gradients and optimizer state: temp")
     assert ", with H/4 = 16 numbers of a hidden state, a part on each of 4 GPUs, F = 4,096" in found.sentence
 
 
