@@ -65,7 +65,7 @@ def fit(recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN) -
         largest_within(limit, needs_of(recipe, hardware, field, shape), field, shape) for field in MULTIPLES
     )
     changes = suggestions(recipe, limit, price) if needed > limit else []
-    fields = combined(recipe, limit, changes, price)
+    fields = combined(recipe, limit, changes, price) if needed > limit else {}
     together = overrides(recipe, fields) if fields else ""
     size = num_parameters(shape, recipe.head_outputs)
     largest_recipe = recipe.model_copy(update={"micro_batch_size": rows or recipe.micro_batch_size})

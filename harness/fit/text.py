@@ -10,7 +10,7 @@ from harness.fit.search import FitField
 from harness.hardware import Hardware
 from harness.napkin import warnings_of
 from harness.recipe import Recipe, surprises_of_mesh
-from harness.step_profile import StepProfile, time_in_words
+from harness.step_profile import StepProfile, time_in_words, verdict
 from harness.units import GIB, in_gib, in_ms
 
 
@@ -51,6 +51,8 @@ def fit_lines(
                     yield f"    {'':<42} {cells}  {verdict}"
     if not fits and not found.together:
         yield "No combination of them was seen to fit." if found.seen else "No combination of them fits."
+    if found.together_expandable:
+        yield f"With PYTORCH_ALLOC_CONF=expandable_segments:True and {found.together_expandable}"
     if found.wider:
         yield "As it is, without another change, by simulation:"
         for what, enough in found.wider.items():
@@ -76,6 +78,7 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
             for field, exact in found.largest.items()
         },
         "together": found.together,
+        "together_with_expandable_segments": found.together_expandable,
         "wider": found.wider,
         "held_back_by": _held_back_by(found),
         "neutral_change": found.neutral
@@ -161,6 +164,8 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
             memory = exact.profile.memory
             peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
             yield f"    it allocates {peak} at most and reserves {reserved}"
+            if (said := verdict(exact.profile)).startswith("too tight"):
+                yield f"    {said}"
             if memory.host_bytes:
                 kind = "unified" if recipe.pages_optimizer else "host"
                 yield f"    it keeps {in_gib(memory.host_bytes)} more in {kind} memory"

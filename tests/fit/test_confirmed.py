@@ -116,8 +116,10 @@ def test_what_expandable_segments_allow_was_seen_and_is_more(field: FitField) ->
 def test_a_larger_size_is_hoped_for_only_where_its_tensors_have_room() -> None:
     mib = next(mib for mib in SIZES if "micro_batch_size" in confirmed(mib).expandable)
     found = found_in(mib)
-    assert found.next_profile is not None and found.next_profile.oom is not None
-    assert found.profile is not None and found.profile.memory.peak_allocated_bytes is not None
+    assert found.next_profile is not None
+    assert found.next_profile.oom is not None
+    assert found.profile is not None
+    assert found.profile.memory.peak_allocated_bytes is not None
     pieces = found.next_profile.oom.reserved_unallocated_bytes or 0
     assert pieces >= (found.next_profile.oom.requested_bytes or 0)
     left = mib * MiB - found.profile.memory.peak_allocated_bytes

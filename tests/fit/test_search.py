@@ -180,6 +180,35 @@ def test_of_changes_together_only_those_stay_that_are_needed():
     assert combined(recipe, 850, steps, dearer) == {"loss": "fused_linear"}
 
 
+def test_a_free_change_is_combined_though_it_saves_nothing_by_itself():
+    """The optimizer's temporaries are the peak, and without them the logits are."""
+    recipe = Recipe(model="any")
+
+    def price(other: Recipe) -> Price:
+        logits = 950 if other.loss == "standard" else 700
+        step = 1000 if other.optimizer_impl == "foreach" else 600
+        saved = 500 * other.gradient_checkpointing
+        return Price(max(logits, step) - saved, 10 - other.gradient_checkpointing)
+
+    changes = suggestions(recipe, 800, price)
+    assert "loss=fused_linear" not in [change.overrides for change in changes]
+    assert combined(recipe, 800, changes, price) == {"loss": "fused_linear", "optimizer_impl": "fused"}
+
+
+@pytest.mark.parametrize(
+    ("model", "impossible"),
+    [("gpt-oss-20b", "attention=sdpa"), ("granite-4.0-h-tiny", "loss=fused_linear")],
+)
+def test_what_a_model_cannot_have_is_not_advised(model, impossible):
+    """Neither has transformers an sdpa of gpt-oss, nor Liger a loss of granite's hybrids."""
+    pytest.importorskip("liger_kernel")
+    recipe = load_recipe("llama-3.1-8b-lora", [f"model={model}", "attention=eager", "seq_len=8192"])[1]
+    found = fit(recipe, RTX_4090)
+    assert found.changes
+    assert impossible not in [change.overrides for change in found.changes]
+    assert impossible not in found.together
+
+
 def test_offloads_made_one_after_the_other_add_up():
     recipe = Recipe(model="any")
     steps = [
