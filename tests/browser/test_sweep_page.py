@@ -170,10 +170,10 @@ def test_on_paper_a_short_word_of_a_wide_table_is_whole(tmp_path: Path, opened: 
     (tmp_path / "sweep.html").write_text(sweep_html(sweep_of(plan, list(run_cells(plan, tmp_path)))))
     page = opened(tmp_path / "sweep.html")
     page.wait_for_selector(READY)
-    page.set_viewport_size({"width": 480, "height": 800})  # A5, or a larger type
+    page.set_viewport_size({"width": 480, "height": 800})  # or a larger type
     page.emulate_media(media="print")
-    lines = """[...document.querySelectorAll('tbody td:last-child')].filter((e) => e.textContent === 'compute')
-      .map((cell) => {
+    lines = """[...document.querySelectorAll('tbody td:last-child')]
+      .filter((cell) => cell.textContent === 'compute').map((cell) => {
         const range = document.createRange();
         range.selectNodeContents(cell);
         return new Set([...range.getClientRects()].map((box) => box.top)).size;
