@@ -1,7 +1,7 @@
 """A model's sizes and layers, read from its config.json without torch."""
 # pyright: reportUnusedImport=false
 
-from harness.architecture.attention import with_attention
+from harness.architecture.attention import why_no_sdpa, with_attention
 from harness.architecture.config_file import LAYERS, MAX_CONFIG_BYTES, check_counts, read_config
 from harness.architecture.layers import (
     EXPERTS_ONCE_LINEAR,
@@ -14,5 +14,6 @@ from harness.architecture.layers import (
     parts_of,
     quantized,
 )
+from harness.architecture.liger import liger_has
 from harness.architecture.model_id import config_here, find_config, shipped_config
 from harness.architecture.model_shape import Block, ModelShape, load_shape

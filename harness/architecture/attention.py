@@ -24,19 +24,23 @@ def with_attention(recipe: Recipe) -> Recipe:
     """`recipe` as it is if it sets `attention` or its model has sdpa; else with `attention: eager`, which a
     sentence on stderr says once.
     """
-    if "attention" in recipe.model_fields_set:
+    if "attention" in recipe.model_fields_set or not (why := why_no_sdpa(recipe.model)):
         return recipe
-    try:
-        config = read_config(find_config(recipe.model))
-    except InputError:  # whatever needs the model will raise it
-        return recipe
-    family = str(config.get("model_type"))
-    capped = config.get("attn_logit_softcapping") is not None
-    if not capped and has_sdpa(family) is not False:
-        return recipe
-    why = "caps its attention scores, which sdpa cannot" if capped else "has no sdpa in this transformers"
-    say_once(f"attention: eager: {family} {why}. Write `attention` into the recipe to choose it yourself.")
+    say_once(f"attention: eager: {why}. Write `attention` into the recipe to choose it yourself.")
     return recipe.model_copy(update={"attention": "eager"})
+
+
+def why_no_sdpa(model: str) -> str:
+    """Why that model of a recipe is not to be trained with sdpa; empty where it may be, and for a model whose
+    config is not here: whoever needs it says so."""
+    try:
+        config = read_config(find_config(model))
+    except InputError:
+        return ""
+    family = str(config.get("model_type"))
+    if config.get("attn_logit_softcapping") is not None:
+        return f"{family} caps its attention scores, which sdpa cannot"
+    return f"{family} has no sdpa in this transformers" if has_sdpa(family) is False else ""
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
-from harness.architecture import ModelShape
+from harness.architecture import ModelShape, liger_has, why_no_sdpa
 from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.napkin import Timing, estimate, required_bytes
@@ -17,6 +17,9 @@ from harness.recipe import Recipe
 
 WORTHWHILE = 0.005
 """A change that saves a smaller fraction of the required memory than this is not suggested."""
+FREE = 1.05
+"""A change that keeps the result and makes a token at most so many times as long is combined with others even
+where it saves nothing by itself, since what the others leave may be what it saves."""
 SHORTEST_HALVED = 256
 """Halving the sequence is suggested only from this many tokens on."""
 
@@ -36,6 +39,7 @@ OTHER_RESULT: tuple[dict[str, Any], ...] = (
     {"optimizer": "adamw_8bit", "optimizer_impl": "foreach"},
     {"optimizer": "paged_adamw_8bit", "optimizer_impl": "foreach"},
     {"precision": "bf16", "master_weights": False},
+    {"upcast_for_kbit": False},
     {"adapter": "lora", "master_weights": False},
     {"adapter": "lora", "quantization": "nf4", "double_quant": True, "master_weights": False},
 )
@@ -92,6 +96,12 @@ def suggestions(recipe: Recipe, limit_bytes: int, price: Pricing) -> list[Change
     Those that keep the training's result come first, and each group is sorted by time. Change.fits says
     whether the changed recipe needs at most `limit_bytes`.
     """
+    worthwhile = WORTHWHILE * price(recipe).required_bytes
+    return [change for change in _priced(recipe, limit_bytes, price) if change.saved_bytes >= worthwhile]
+
+
+def _priced(recipe: Recipe, limit_bytes: int, price: Pricing) -> list[Change]:
+    """Every single change that is possible, in the order of `suggestions`."""
     now = price(recipe)
     found: list[Change] = []
     for same_result, change in _candidates(recipe):
@@ -99,7 +109,7 @@ def suggestions(recipe: Recipe, limit_bytes: int, price: Pricing) -> list[Change
         if "offload" in change:  # added to what the recipe offloads already
             fields = {"offload": tuple(dict.fromkeys((*recipe.offload, *change["offload"])))}
         after = _price_with(recipe, fields, price)
-        if after is None or now.required_bytes - after.required_bytes < WORTHWHILE * now.required_bytes:
+        if after is None:
             continue
         found.append(
             Change(
@@ -112,7 +122,12 @@ def suggestions(recipe: Recipe, limit_bytes: int, price: Pricing) -> list[Change
                 same_result=same_result,
             )
         )
-    return sorted(found, key=lambda change: (not change.same_result, change.slowdown))
+    return sorted(found, key=_cheapness)
+
+
+def _cheapness(change: Change) -> tuple[bool, float]:
+    """The order of changes: those that keep the result first, each group by time."""
+    return not change.same_result, change.slowdown
 
 
 def combined(
@@ -122,10 +137,15 @@ def combined(
 
     Changes are added one after the other, the cheapest first, each kept if it lowers the need. Those that
     turn out not to be needed are left out again, the dearest first. A cheap change may exclude one that saves
-    more, so where that is not enough each change is tried as the first.
+    more, so where that is not enough each change is tried as the first. What is FREE may be among them
+    though it saves nothing by itself.
     """
+    free = [c for c in _priced(recipe, limit_bytes, price) if c.same_result and c.slowdown <= FREE]
+    listed = [change.fields for change in changes]
+    others = [change for change in free if change.overrides and change.fields not in listed]
+    everything = sorted([*changes, *others], key=_cheapness)
     for first in ([], *([change] for change in changes)):
-        enough = _enough(recipe, limit_bytes, first, changes, price)
+        enough = _enough(recipe, limit_bytes, first, everything, price)
         if enough is not None:
             return enough
     return None
@@ -169,6 +189,10 @@ def _together(changes: list[Change]) -> dict[str, Any]:
 
 def _price_with(recipe: Recipe, fields: dict[str, Any], price: Pricing) -> Price | None:
     """The price with `fields`; None if they break a rule, or this model or device cannot have them."""
+    if fields.get("attention") == "sdpa" and why_no_sdpa(recipe.model):
+        return None
+    if fields.get("loss") == "fused_linear" and not liger_has(recipe.model):
+        return None
     try:
         return price(changed(recipe, fields))
     except (ValidationError, InputError):

@@ -15,7 +15,6 @@ from harness.architecture import load_shape, num_parameters
 from harness.errors import InputError
 from harness.fit.changes import (
     Change,
-    Price,
     Pricing,
     by_arithmetic,
     changed,
@@ -35,12 +34,12 @@ from harness.fit.search import (
     needs_of,
     usable_bytes,
 )
-from harness.fit.simulations import Simulations, both_at_once
+from harness.fit.simulations import Simulations, both_at_once, by_simulation
 from harness.formula import NotRepeated
 from harness.hardware import Hardware
 from harness.recipe import Recipe, on_more_ranks
+from harness.step_profile import StepProfile, verdict
 from harness.system import collected_by_hand
-from harness.units import in_gib
 
 SEEN_TO_FIT = 2
 """Changes of each group (those that keep the result, those that do not) are simulated until this many fit."""
@@ -64,6 +63,9 @@ class ConfirmedFit:
     """Single changes that lower the memory that is needed, where the recipe does not fit."""
     together: str = ""
     """Overrides that fitted together in a simulation; by arithmetic alone where nothing was simulated."""
+    together_expandable: str = ""
+    """Overrides that fitted together with expandable segments alone, with the verdict in words; those in
+    `together` are dearer. Empty if there are none."""
     wider: dict[str, bool] = field(default_factory=dict[str, bool])
     """Whether a recipe that does not fit does with expandable segments, and on more GPUs; by description."""
     num_parameters: int | None = None
@@ -300,8 +302,7 @@ class _Confirming:
             return
         wider = self.found.wider
         if not self.settings.expandable_segments:
-            joined = self.simulations.with_settings(replace(self.settings, expandable_segments=True))
-            wider[EXPANDABLE] = joined.profile(self.recipe).oom is None
+            wider[EXPANDABLE] = self._with_expandable(self.recipe) is not None
         for times in MORE_RANKS if self.recipe.distributed else ():
             with suppress(InputError):
                 more = on_more_ranks(self.recipe, times)
@@ -321,19 +322,7 @@ class _Confirming:
         """How changes are priced: by arithmetic, or by simulations where napkin cannot estimate the model."""
         if self.found.arithmetic is not None:
             return by_arithmetic(self.hardware, load_shape(self.recipe.model))
-        prices: dict[str, Price] = {}
-
-        def price(recipe: Recipe) -> Price:
-            changes = overrides(self.recipe, recipe.model_dump())
-            if changes not in prices:
-                profile = self.simulations.timed(recipe)
-                peak_bytes = profile.memory.peak_allocated_bytes or 0
-                needed = peak_bytes + self.hardware.calibration.cuda_context_bytes
-                prices[changes] = Price(needed, profile.step.tokens_per_s or 0.0)
-                self.told(f"{changes or 'as it is'}: needs {in_gib(needed)}")
-            return prices[changes]
-
-        return price
+        return by_simulation(self.recipe, self.simulations, self.told)
 
     def _simulated(self, changes: list[Change]) -> list[Change]:
         """The changes, with a simulation's numbers for the first of each group that fit by arithmetic."""
@@ -378,13 +367,16 @@ class _Confirming:
         for _ in range(MOST_COMBINATIONS):
             fields = combined(self.recipe, limit, changes, price)
             if not fields:
-                return ""
-            lost = self._fits(changed(self.recipe, fields))
+                break
+            other = changed(self.recipe, fields)
+            lost = self._fits(other)
             if lost is None:
-                self._enough = changed(self.recipe, fields)
+                self._enough = other
                 return overrides(self.recipe, fields)
+            if lost and not self.found.together_expandable and (seen := self._with_expandable(other)):
+                self.found.together_expandable = f"{overrides(self.recipe, fields)}: {verdict(seen)}"
             limit -= max(lost, self.hardware.memory_bytes // 100)
-        return ""
+        return next((change.overrides for change in self.found.changes if change.seen and change.fits), "")
 
     def _fits(self, recipe: Recipe) -> int | None:
         """None if a simulation of `recipe` fits; else the reserved bytes that were idle when it ran out."""
@@ -394,6 +386,14 @@ class _Confirming:
             return 0
         self._tell(overrides(self.recipe, recipe.model_dump()), oom is None)
         return None if oom is None else oom.reserved_unallocated_bytes or 0
+
+    def _with_expandable(self, recipe: Recipe) -> StepProfile | None:
+        """A simulation of `recipe` with expandable segments that fits; None where they are set already."""
+        if self.settings.expandable_segments:
+            return None
+        settings = replace(self.settings, expandable_segments=True)
+        profile = self.simulations.with_settings(settings).profile(recipe)
+        return profile if profile.oom is None else None
 
     def _tell(self, what: str, fits: bool) -> None:
         self.told(f"{what}: {'fits' if fits else 'does not fit'}")

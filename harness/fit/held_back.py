@@ -47,7 +47,8 @@ class HeldBack:
     @property
     def in_words(self) -> str:
         """The sentence with an introduction."""
-        return f"{'what grows most' if self.grows else 'what fills most of the rest'}: {self.sentence}"
+        beside = "what fills most beside weights, gradients and optimizer state"
+        return f"{'what grows most' if self.grows else beside}: {self.sentence}"
 
 
 def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
@@ -88,12 +89,13 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     share = size_bytes / found.total_bytes
     used = [name for name in letters if name in size.replace("·", " ").split() and name != "S"]
     meant = [f"{name} = {letters[name]:,} {MEANINGS[name[0]]}{_each(name)}" for name in used]
-    if growing or {"B", "S"} & {*size.partition(" ")[0].split("·")}:
+    grows = bool(growing) or bool({"B", "S"} & {*size.partition(" ")[0].split("·")})
+    if grows:
         meant[:0] = [f"B = {counted(point.micro_batch_size, recipe.unit)}", f"S = {point.seq_len:,} tokens"]
     sentence = f"{what}: {count}{size} = {in_gib(size_bytes)} of {in_gib(found.total_bytes)}"
     if meant:
         sentence += f", with {', '.join(meant)}"
-    return HeldBack(sentence, logits and share >= WORTH_A_SEARCH, bool(growing))
+    return HeldBack(sentence, logits and share >= WORTH_A_SEARCH, grows)
 
 
 def _grows(size: Size) -> bool:

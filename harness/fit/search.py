@@ -11,13 +11,16 @@ from harness.architecture import ModelShape, load_shape, num_parameters
 from harness.errors import InputError
 from harness.fit.changes import Change, by_arithmetic, combined, overrides, suggestions
 from harness.hardware import Hardware
-from harness.napkin import estimate, required_bytes
+from harness.napkin import Memory, estimate, required_bytes
 from harness.recipe import Recipe
+from harness.units import in_gib
 
 DEFAULT_MARGIN = 0.05
 """The fraction of the memory that is left to the allocator's fragmentation, which napkin does not know."""
 LARGEST_MICRO_BATCH = 2**16
 SEQUENCE_STEP = 64
+TELLING = 0.01
+"""A fraction of the peak. What holds less is not named."""
 LARGEST_SEQUENCE = 2**20
 
 FitField = Literal["micro_batch_size", "seq_len"]
@@ -45,6 +48,8 @@ class Fit:
     """Overrides with which it fits, as few and as cheap as were found; empty if there are none."""
     num_parameters: int | None = None
     """The model's parameters, without an adapter."""
+    held_back: str = ""
+    """What fills the memory at the largest micro batch, or as it is where none fits, with sizes."""
 
 
 def fit(recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN) -> Fit:
@@ -60,10 +65,18 @@ def fit(recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN) -
         largest_within(limit, needs_of(recipe, hardware, field, shape), field, shape) for field in MULTIPLES
     )
     changes = suggestions(recipe, limit, price) if needed > limit else []
-    fields = combined(recipe, limit, changes, price)
+    fields = combined(recipe, limit, changes, price) if needed > limit else {}
     together = overrides(recipe, fields) if fields else ""
     size = num_parameters(shape, recipe.head_outputs)
-    return Fit(limit, needed, rows, tokens, changes, together, size)
+    largest_recipe = recipe.model_copy(update={"micro_batch_size": rows or recipe.micro_batch_size})
+    filled = _what_fills(estimate(largest_recipe, hardware, shape))
+    return Fit(limit, needed, rows, tokens, changes, together, size, filled)
+
+
+def _what_fills(memory: Memory) -> str:
+    """The parts of the peak of at least TELLING of it, in words with sizes."""
+    parts, peak_bytes = memory.parts_at_peak, memory.peak.total_bytes
+    return ", ".join(f"{in_gib(n)} of {what}" for what, n in parts.items() if n >= TELLING * peak_bytes)
 
 
 def usable_bytes(hardware: Hardware, margin: float) -> int:

@@ -16,13 +16,14 @@ from typing import TypeVar
 
 from harness.allocator import Settings, parse_settings
 from harness.errors import CannotDivide, InputError
+from harness.fit.changes import Price, Pricing, overrides
 from harness.fit.few_layers import FewLayers
 from harness.formula import Formula, NotRepeated, kept_bytes, load, point_of, save, timed_on
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
 from harness.system import installed_version
-from harness.units import counted
+from harness.units import counted, in_gib
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -240,6 +241,23 @@ def all_at_once(wanted: Iterable[tuple[Simulations, Recipe]]) -> None:
         process.start()
     for process in processes:
         process.join()
+
+
+def by_simulation(recipe: Recipe, simulations: Simulations, told: Callable[[str], None]) -> Pricing:
+    """A function that prices changes of `recipe` by simulating them, and tells what each needs."""
+    prices: dict[str, Price] = {}
+
+    def price(other: Recipe) -> Price:
+        changes = overrides(recipe, other.model_dump())
+        if changes not in prices:
+            profile = simulations.timed(other)
+            peak_bytes = profile.memory.peak_allocated_bytes or 0
+            needed = peak_bytes + simulations.hardware.calibration.cuda_context_bytes
+            prices[changes] = Price(needed, profile.step.tokens_per_s or 0.0)
+            told(f"{changes or 'as it is'}: needs {in_gib(needed)}")
+        return prices[changes]
+
+    return price
 
 
 def both_at_once(simulations: Simulations, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:

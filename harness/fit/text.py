@@ -10,7 +10,7 @@ from harness.fit.search import FitField
 from harness.hardware import Hardware
 from harness.napkin import warnings_of
 from harness.recipe import Recipe, surprises_of_mesh
-from harness.step_profile import StepProfile, time_in_words
+from harness.step_profile import StepProfile, time_in_words, verdict
 from harness.units import GIB, in_gib, in_ms
 
 
@@ -51,6 +51,8 @@ def fit_lines(
                     yield f"    {'':<42} {cells}  {verdict}"
     if not fits and not found.together:
         yield "No combination of them was seen to fit." if found.seen else "No combination of them fits."
+    if found.together_expandable:
+        yield f"With PYTORCH_ALLOC_CONF=expandable_segments:True and {found.together_expandable}"
     if found.wider:
         yield "As it is, without another change, by simulation:"
         for what, enough in found.wider.items():
@@ -76,8 +78,9 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
             for field, exact in found.largest.items()
         },
         "together": found.together,
+        "together_with_expandable_segments": found.together_expandable,
         "wider": found.wider,
-        "held_back_by": found.held_back.sentence if found.held_back else "",
+        "held_back_by": _held_back_by(found),
         "neutral_change": found.neutral
         and {
             "overrides": found.neutral.overrides,
@@ -97,6 +100,13 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
         ],
         "notes": [*([found.unsimulated] if found.unsimulated else []), *_notes(recipe, found)],
     }
+
+
+def _held_back_by(found: ConfirmedFit) -> str:
+    """What keeps a larger micro batch from fitting; empty where it is not known."""
+    if found.seen or found.arithmetic is None:
+        return found.held_back.sentence if found.held_back else ""
+    return found.arithmetic.held_back
 
 
 def _notes(recipe: Recipe, found: ConfirmedFit) -> list[str]:
@@ -154,6 +164,8 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
             memory = exact.profile.memory
             peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
             yield f"    it allocates {peak} at most and reserves {reserved}"
+            if (said := verdict(exact.profile)).startswith("too tight"):
+                yield f"    {said}"
             if memory.host_bytes:
                 kind = "unified" if recipe.pages_optimizer else "host"
                 yield f"    it keeps {in_gib(memory.host_bytes)} more in {kind} memory"
@@ -189,15 +201,22 @@ def _next_lines(recipe: Recipe, found: ExactFit, indent: str = "  ") -> Iterator
         requested, idle = in_gib(oom.requested_bytes), in_gib(oom.reserved_unallocated_bytes)
         yield f"{indent}{found.next_value} runs out of memory in {oom.phase}, asking for {requested}"
         if (oom.reserved_unallocated_bytes or 0) >= (oom.requested_bytes or 0):
-            yield (
-                f"{indent}though {idle} lay free in smaller pieces; a larger size may by chance leave larger "
-                "ones and fit"
-            )
+            chance = "; a larger size may by chance leave larger ones and fit"
+            yield f"{indent}though {idle} lay free in smaller pieces{chance if _has_room(found) else ''}"
         if found.one_more_bytes:
             step = f"a {recipe.unit}" if found.field == "micro_batch_size" else f"{found.multiple_of} tokens"
             yield f"{indent}{step} more takes {in_gib(found.one_more_bytes)} at the peak"
     elif found.limit is not None:
         yield f"{indent}{found.next_value or 'more'} is impossible: {found.limit}"
+
+
+def _has_room(found: ExactFit) -> bool:
+    """Whether the tensors of the next value would fit, if they lay without gaps between them."""
+    if found.profile is None or found.one_more_bytes is None:
+        return False
+    memory, memory_bytes = found.profile.memory, found.profile.hardware.memory_bytes or 0
+    taken = (memory.peak_allocated_bytes or 0) + (memory.cuda_context_bytes or 0)
+    return taken + found.one_more_bytes <= memory_bytes
 
 
 def _expandable(field: FitField, found: ConfirmedFit) -> int | None:
@@ -213,6 +232,8 @@ def _arithmetic_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
     yield f"  there are {limit} when a margin is left to the allocator's fragmentation"
     for field, value in _values(found).items():
         yield f"  largest {_with_the_other(field, recipe)}: {value or 'none fits'}"
+    rows = found.arithmetic.micro_batch_size or recipe.micro_batch_size
+    yield f"  what fills the memory at micro_batch_size {rows}: {found.arithmetic.held_back}"
     if found.fits_something:
         yield "  these are estimates to start from, not seen to fit"
 

@@ -202,8 +202,11 @@ class Piece:
         return bits & -bits
 
     def sizes_at(self, point: Point) -> list[int]:
-        """The bytes of each allocation at `point`. Raises ValueError where one is not known."""
+        """The bytes of each allocation at `point`. Raises ValueError where one is not known, or is none: far
+        from where it was seen an expression may come to nothing, and nothing is not allocated."""
         sizes = [size.at(point) for size in self.columns]
+        if min(sizes, default=1) <= 0:
+            raise ValueError(f"an allocation of {min(sizes)} bytes at {point}")
         return [sizes[column] for column in self.column_of]
 
     def at(self, point: Point) -> RequestLog:

@@ -110,6 +110,26 @@ class Memory:
         """The largest moment of the step. Setup is not part of the step."""
         return max(self.moments[1:], key=lambda moment: moment.total_bytes)
 
+    @property
+    def parts_at_peak(self) -> dict[str, int]:
+        """The bytes of the peak by what they are, in words, the largest first. Tensors as large as the logits
+        are apart from other activations and temporaries."""
+        acts, peak = self.sizes.activations, self.peak
+        held = {
+            "the end of the loss": acts.held_after_forward,
+            "the gradient of the logits": acts.held_in_backward,
+        }
+        now = held.get(peak.where)
+        kept, passing = (
+            sum_of(term for term in terms if "B·S·V" in term.formula)
+            for terms in ((acts.kept_by_loss, now) if now is not None else ((), ()))
+        )
+        parts = {name.replace("_", " "): getattr(peak, name) for name in CATEGORIES}
+        parts["activations"] -= kept
+        parts["temporaries"] -= passing
+        parts["logits with their copies and gradients"] = kept + passing
+        return dict(sorted(parts.items(), key=lambda part: -part[1]))
+
     @cached_property
     def moments(self) -> list[Moment]:
         """Setup, and then the moments of the step in order: any of them can be its peak."""

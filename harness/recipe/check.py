@@ -150,7 +150,7 @@ def no_field(name: str, known: Collection[str], otherwise: str) -> str:
     elif name in BESIDE:
         hint = " It is an argument of some questions, given beside the recipe's fields."
     else:
-        hint = nearest(shortened(name), known)
+        hint = nearest(shortened(name), [*known, "hardware"])
     return f"there is no field {shortened(name)}.{hint or otherwise}"
 
 

@@ -308,10 +308,17 @@ class StepProfile(Fields):
             found["idle"] = max(0.0, (self.step.time_s.median or 0.0) - sum(found.values()))
         return {name: seconds for name, seconds in found.items() if seconds}
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the peak, what is in it, and the phases."""
-        memory, step, about = self.memory, self.step, self.provenance.get("recipe_name")
-        name = about if isinstance(about, str) else self.subject
+    def __str__(self) -> str:
+        """What `print` shows: the facts alone. `repr` has every field."""
+        name = self.provenance.get("recipe_name")
+        ended = [] if self.oom is None else [f"  the memory ran out in {self.oom.phase}"]
+        facts = [f"  {what}: {value}" for what, value in self._facts().items()]
+        head = f"{name if isinstance(name, str) else self.subject} on {self.hardware.name}, {self.source}"
+        return "\n".join([head, *ended, *facts])
+
+    def _facts(self) -> dict[str, str]:
+        """What is known of memory and time, in words."""
+        memory, step = self.memory, self.step
         facts = {
             "peak allocated": in_gib(memory.peak_allocated_bytes),
             "peak reserved": in_gib(memory.peak_reserved_bytes),
@@ -320,9 +327,15 @@ class StepProfile(Fields):
             "time of a step": in_ms(step.time_s.median),
             "tokens per second": "-" if step.tokens_per_s is None else f"{step.tokens_per_s:,.0f}",
         }
-        at_peak = memory.at_peak.by_category().items()
+        return {what: value for what, value in facts.items() if value != "-"}
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the peak, what is in it, and the phases."""
+        about = self.provenance.get("recipe_name")
+        name = about if isinstance(about, str) else self.subject
+        at_peak = self.memory.at_peak.by_category().items()
         tables: list[Rows] = [
-            [(self.source, ""), *(row for row in facts.items() if row[1] != "-")],
+            [(self.source, ""), *self._facts().items()],
             [("at the peak", "bytes"), *((category, in_gib(size)) for category, size in at_peak if size)],
             [
                 ("phase", "peak allocated", "time"),

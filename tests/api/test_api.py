@@ -11,6 +11,7 @@ import pytest
 import harness
 from harness.errors import InputError
 from harness.step_profile.step_profile import StepProfile
+from harness.units import in_gib
 from tests.support.places import ROOT
 from tests.support.reported import HOSTILE
 
@@ -100,6 +101,7 @@ def test_what_fits_is_said_and_printed():
     ("question", "said"),
     [
         (lambda: harness.napkin("smok"), "Did you mean smoke?"),
+        (lambda: harness.napkin("smoke", hardwar="l4"), "no field hardwar. Did you mean hardware?"),
         (lambda: harness.napkin("smoke", seqlen=2), "call: there is no field seqlen. Did you mean seq_len?"),
         (lambda: harness.napkin("smoke", seq_len="many"), "call: seq_len: many is not possible"),
         (lambda: harness.napkin("smoke", hardware="h1000"), "there is no h1000 in the table. Did you mean"),
@@ -130,6 +132,10 @@ def test_a_profile_shows_itself(tmp_path: Path):
     assert "<b>smoke on h100</b>" in shown
     for phase in profile.phases:
         assert f">{phase}</td>" in shown
+    printed = str(profile).splitlines()
+    assert printed[0] == "smoke on h100, napkin"
+    assert f"  peak allocated: {in_gib(profile.memory.peak_allocated_bytes)}" in printed
+    assert len(printed) < 9
     profile.provenance["recipe_name"] = HOSTILE
     profile.warnings = [HOSTILE] * 100 + ["x" * 10**6]
     profile.phases[HOSTILE] = profile.phases["forward"]

@@ -385,3 +385,16 @@ def test_a_config_of_ones_own_is_asked_about_without_leaving_the_page(
     asking.page.get_by_label("or a config.json of yours").set_input_files(str(config))
     asking.page.get_by_text("harness simulate config.json").first.wait_for()
     assert asking.row("peak, allocated") == before
+
+
+def test_on_paper_the_bar_is_filled_and_the_verdict_is_there_once(
+    opened: Callable[..., Asking], served: str
+) -> None:
+    asking = opened(served, "?recipe=smoke&hardware=l4", viewport={"width": 703, "height": 1000})
+    asking.page.wait_for_selector(".bar span")
+    asking.page.emulate_media(media="print")
+    kept = "[...document.querySelectorAll('.bar span')].map((e) => getComputedStyle(e).printColorAdjust)"
+    assert "exact" in asking.page.evaluate(kept)
+    assert "economy" not in asking.page.evaluate(f"{kept}.slice(0, -1)")  # the last is the limit, a line
+    assert not asking.page.is_visible(".short")
+    asking.close()

@@ -161,3 +161,22 @@ def test_served_runs_are_filtered_opened_and_compared(browser: Any, address: str
     page.wait_for_selector("#figure0-memory")
     assert complaints == []
     page.close()
+
+
+def test_on_paper_a_short_word_of_a_wide_table_is_whole(tmp_path: Path, opened: Any):
+    values = ["micro_batch_size=1,2,4", "gradient_checkpointing=true,false"]
+    plan = plan_sweep("tinyllama-lora", values, "napkin")
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "sweep.html").write_text(sweep_html(sweep_of(plan, list(run_cells(plan, tmp_path)))))
+    page = opened(tmp_path / "sweep.html")
+    page.wait_for_selector(READY)
+    page.set_viewport_size({"width": 480, "height": 800})  # or a larger type
+    page.emulate_media(media="print")
+    lines = """[...document.querySelectorAll('tbody td:last-child')]
+      .filter((cell) => cell.textContent === 'compute').map((cell) => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return new Set([...range.getClientRects()].map((box) => box.top)).size;
+      })"""
+    assert set(page.evaluate(lines)) == {1}
+    page.emulate_media(media="screen")

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.terminal.lines import wrapped
-from harness.cli.terminal.terminal import Terminal, print_table
+from harness.cli.terminal.terminal import Terminal, print_table, rows_table
 from harness.recipe import list_models
 from tests.support.commands import Call
 from tests.support.long import long
@@ -83,6 +83,18 @@ def test_columns_that_do_not_fit_follow_below_with_the_first_again(width: int, c
     assert {"napkin", "simulated", "emulated", "measured", "1.00", "2.00", "3.00", "4.00"} <= set(words)
     assert words.count("peak") == words.count("place") == len(lines) / 2
     assert max(map(len, lines)) <= max(width, len("peak  3.00 GiB  "))
+
+
+def test_a_path_that_is_too_wide_is_broken_and_its_numbers_stay_beside_it(capsys) -> None:
+    path = "base_model.model.model.layers.*.mlp.experts.parametrizations.gate_up_proj"
+    table = rows_table(["what", "where", "bytes", "count"], [["parameters", path, "9.00 GiB", "48"]], wraps=(1,))
+    print_table(Terminal(width=80), table)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    row = next(line for line in lines if "parameters" in line)
+    assert row.split()[-3:] == ["9.00", "GiB", "48"]
+    broken = "".join(line[14:60].strip() for line in lines[lines.index(row) :])
+    assert broken == path
 
 
 def test_a_line_is_broken_at_spaces_alone() -> None:

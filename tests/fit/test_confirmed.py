@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from unittest.mock import Mock
@@ -15,6 +16,7 @@ from harness.fit import (
     ConfirmedFit,
     Simulations,
     compare_hardware,
+    exact_lines,
     fit_confirmed,
     fit_document,
     fit_exact,
@@ -109,6 +111,22 @@ def test_what_expandable_segments_allow_was_seen_and_is_more(field: FitField) ->
             assert f"with PYTORCH_ALLOC_CONF=expandable_segments:True even {larger} fits" in text
             seen += 1
     assert seen
+
+
+def test_a_larger_size_is_hoped_for_only_where_its_tensors_have_room() -> None:
+    mib = next(mib for mib in SIZES if "micro_batch_size" in confirmed(mib).expandable)
+    found = found_in(mib)
+    assert found.next_profile is not None
+    assert found.next_profile.oom is not None
+    assert found.profile is not None
+    assert found.profile.memory.peak_allocated_bytes is not None
+    pieces = found.next_profile.oom.reserved_unallocated_bytes or 0
+    assert pieces >= (found.next_profile.oom.requested_bytes or 0)
+    left = mib * MiB - found.profile.memory.peak_allocated_bytes
+    for more, hope in ((left, True), (left + 1, False), (None, False)):
+        text = "\n".join(exact_lines("", "", LORA, replace(found, one_more_bytes=more)))
+        assert "lay free in smaller pieces" in text
+        assert ("may by chance" in text) is hope
 
 
 def test_who_has_expandable_segments_is_not_told_of_them() -> None:
@@ -233,8 +251,8 @@ def test_a_step_seen_at_one_size_is_spelled_in_the_dimensions_of_the_model() -> 
     simulations.simulated(recipe)
     found = held_back(recipe, simulations)
     assert found is not None
-    assert not found.grows  # as far as anybody knows
     assert re.search(r"\d+ × B·S·\w × 4 B = .* with B = 2 rows, S = 96 tokens, \w = ", found.sentence)
+    assert found.in_words.startswith("what grows most: ")  # what is spelled with B grows with it
 
 
 def test_pairs_are_called_so() -> None:
@@ -288,6 +306,7 @@ def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
     assert found is not None
     of_weights = 72 * 4096 * 16 * 2
     assert f"72 × H/4·F × 2 B = {of_weights / MiB:.1f} MiB" in found.sentence
+    assert found.in_words.startswith("what fills most beside weights, gradients and optimizer state: temp")
     assert ", with H/4 = 16 numbers of a hidden state, a part on each of 4 GPUs, F = 4,096" in found.sentence
 
 

@@ -180,6 +180,35 @@ def test_of_changes_together_only_those_stay_that_are_needed():
     assert combined(recipe, 850, steps, dearer) == {"loss": "fused_linear"}
 
 
+def test_a_free_change_is_combined_though_it_saves_nothing_by_itself():
+    """The optimizer's temporaries are the peak, and without them the logits are."""
+    recipe = Recipe(model="any")
+
+    def price(other: Recipe) -> Price:
+        logits = 950 if other.loss == "standard" else 700
+        step = 1000 if other.optimizer_impl == "foreach" else 600
+        saved = 500 * other.gradient_checkpointing
+        return Price(max(logits, step) - saved, 10 - other.gradient_checkpointing)
+
+    changes = suggestions(recipe, 800, price)
+    assert "loss=fused_linear" not in [change.overrides for change in changes]
+    assert combined(recipe, 800, changes, price) == {"loss": "fused_linear", "optimizer_impl": "fused"}
+
+
+@pytest.mark.parametrize(
+    ("model", "impossible"),
+    [("gpt-oss-20b", "attention=sdpa"), ("granite-4.0-h-tiny", "loss=fused_linear")],
+)
+def test_what_a_model_cannot_have_is_not_advised(model, impossible):
+    """Neither has transformers an sdpa of gpt-oss, nor Liger a loss of granite's hybrids."""
+    pytest.importorskip("liger_kernel")
+    recipe = load_recipe("llama-3.1-8b-lora", [f"model={model}", "attention=eager", "seq_len=8192"])[1]
+    found = fit(recipe, RTX_4090)
+    assert found.changes
+    assert impossible not in [change.overrides for change in found.changes]
+    assert impossible not in found.together
+
+
 def test_offloads_made_one_after_the_other_add_up():
     recipe = Recipe(model="any")
     steps = [
@@ -292,6 +321,34 @@ def test_fit_answers_for_a_size_and_for_a_device():
     nothing = command("fit", "llama-3.1-8b-full-bf16", "--hardware", "rtx-4090", "--quick")
     assert nothing.exit_code == 3
     assert "optimizer_in_backward=true" in nothing.stdout
+
+
+def test_a_quick_fit_says_what_fills_the_memory():
+    """Qwen3-14B has 151,936 words: three fp32 tensors of 4,096 tokens' logits (one kept, two gradients)."""
+    asked = ("fit", "qwen3-14b", "quantization=nf4", "adapter=lora", "seq_len=4096", "hardware=rtx-4090")
+    logits = f"{3 * 4096 * 151_936 * 4 / GIB:.2f} GiB of logits with their copies and gradients"
+    text = " ".join(command(*asked, "--quick").stdout.split())
+    assert "what fills the memory at micro_batch_size 1: 59.23 GiB of activations" in text
+    assert logits in text
+    assert logits in json.loads(command(*asked, "--quick", "--json").stdout)["held_back_by"]
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b-full-bf16", "mistral-7b-qlora", "gpt2-medium-lora"])
+@pytest.mark.parametrize("loss", ["standard", "fused_linear"])
+def test_the_parts_of_a_peak_are_all_of_it(name, loss):
+    memory = estimate(load_recipe(name, [f"loss={loss}"])[1], RTX_4090)
+    parts = memory.parts_at_peak
+    assert sum(parts.values()) == memory.peak.total_bytes
+    assert min(parts.values()) >= 0
+
+
+def test_a_large_vocabulary_in_fp32_is_advised_against():
+    """Qwen3-14B's embeddings and head have 151,936 × 5,120 weights each, which fp32 makes 2 B longer."""
+    recipe = load_recipe("llama-3.1-8b-qlora", ["model=qwen3-14b"])[1]
+    found = suggestions(recipe, 0, by_arithmetic(RTX_4090, load_shape(recipe.model)))
+    advised = next(change for change in found if change.overrides == "upcast_for_kbit=false")
+    assert advised.saved_bytes >= 2 * 151_936 * 5_120 * 2
+    assert not advised.same_result
 
 
 def test_a_fit_that_rests_on_unified_memory_says_so():

@@ -1,6 +1,11 @@
 """A step's requests, made again: until it leaves the blocks that it found."""
 
+from fractions import Fraction
+
+import pytest
+
 from harness.allocator import Allocator, Block, Settings
+from harness.formula import Factors, Piece, Point, Sum
 from harness.formula.request_log import RequestLog
 
 MIB = 1 << 20
@@ -65,3 +70,17 @@ def test_what_lies_between_phases_is_of_no_phase() -> None:
     entered: list[str] = []
     assert log.repeat(1, allocator, blocks, entered.append)["forward"][0] == 3 * MIB + 512
     assert entered == ["forward"]
+
+
+def test_where_an_expression_comes_to_nothing_the_formula_does_not_hold():
+    """Nobody asks an allocator for 0 bytes: such a size was seen too far away."""
+
+    log = RequestLog()
+    log.mark("recorded")
+    log.born(0, 2 * (4096 - 64))
+    seen = Piece.of(log, Point(1, 4096))
+    seen.columns = [Sum(((Fraction(2), Factors(sequence=1)), (Fraction(-128), Factors())))]
+    assert seen.sizes_at(Point(1, 2048)) == [2 * (2048 - 64)]
+    for tokens in (64, 32):
+        with pytest.raises(ValueError, match="allocation of"):
+            seen.at(Point(1, tokens))

@@ -65,6 +65,7 @@ def print_table(console: Console, table: Table) -> None:
     for column in table.columns:
         if column.no_wrap:  # rich measures as if its words could be on lines of their own
             column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
+    _fold_words(console, table)
     first, *rest = table.columns
     while True:
         shown = rest[:]
@@ -78,6 +79,20 @@ def print_table(console: Console, table: Table) -> None:
         if not rest:
             return
         table.title = None
+
+
+def _fold_words(console: Console, table: Table) -> None:
+    """Where the table is too wide by a word that may be broken, such as a module's path, break it."""
+    over = _width(console, table, table.columns) - console.width
+    for column in table.columns:
+        longest = max((cell_len(word) for cell in column.cells for word in str(cell).split()), default=0)
+        if over > 0 and not column.no_wrap and longest - over >= NARROWEST:
+            column.max_width = longest - over
+            return
+
+
+NARROWEST = 40
+"""Characters of a column whose words are broken: shorter words are none that anybody wants to see broken."""
 
 
 def _width(console: Console, table: Table, columns: list[Column], *, widest: bool = False) -> int:
