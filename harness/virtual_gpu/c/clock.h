@@ -12,15 +12,15 @@ typedef struct Operation {
   char* name;            // "aten::mm", "copy to the device"
   char* description;     // with shapes and dtypes, from which the time is estimated
   const char* its_class; // the class of its kernels: "product", "norm"; NULL until it was estimated
-  double flops;          // of one call
+  double flops;          // of all its kernels together
   int64_t took_ns;       // the time of all its kernels together; -1 until it was estimated
   int kernels;           // how many it launched when it was estimated
   int product;           // the number, from 1, of its only product, which takes what the others leave; 0 for none
   int is_unknown;        // its time cannot be estimated: it has that of a launch, or of the bytes that can be seen
   int is_network;        // it is a collective
   int is_repeated;       // it belongs to a checkpointed block that runs again in backward
-  uint64_t calls, step_calls, calls_before;  // altogether, in the last whole step, and until that step ended
-  int64_t total_ns, step_ns, ns_before;      // the times of these calls
+  uint64_t calls, step_calls, calls_before;  // its kernels: altogether, in the last whole step, and until that step ended
+  int64_t total_ns, step_ns, ns_before;      // the times of these kernels
 } Operation;
 
 // A kernel as it was launched, for profilers.
