@@ -274,14 +274,14 @@ def simulated_by(
 def asked_by_one(first: dict[str, Any], second: dict[str, Any]) -> list[OnlyOne]:
     """The first allocations of each phase that only one of two simulated snapshots makes. An allocation that
     is made at another point of the phase is no difference."""
-    here, there = _allocations(first), _allocations(second)
+    ours, theirs = _allocations(first), _allocations(second)
     found = [
         OnlyOne(
             phase,
-            _missing(here.get(phase, []), there.get(phase, [])),
-            _missing(there.get(phase, []), here.get(phase, [])),
+            _missing(ours.get(phase, []), theirs.get(phase, [])),
+            _missing(theirs.get(phase, []), ours.get(phase, [])),
         )
-        for phase in {**here, **there}
+        for phase in {**ours, **theirs}
     ]
     return [only for only in found if only.first or only.second]
 

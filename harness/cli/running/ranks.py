@@ -191,9 +191,9 @@ def _refuse_missing_gpus(recipe: Recipe, device: str | None) -> None:
 
     if device is not None and ":" in device:
         raise InputError(f"--device {device}: every rank takes a GPU of its own. Give --device cuda or cpu.")
-    here = num_gpus()
-    if device != "cpu" and here and here < recipe.world_size:
+    found = num_gpus()
+    if device != "cpu" and found and found < recipe.world_size:
         raise InputError(
-            f"the mesh of the recipe has {recipe.world_size} places, a GPU each; this machine has {here}. "
+            f"the mesh of the recipe has {recipe.world_size} places, a GPU each; this machine has {found}. "
             "Start with torchrun on several machines, set smaller sizes, or give --device cpu."
         )
