@@ -99,7 +99,7 @@ class Sweep(Fields):
             sentences.insert(0, f"These cells were measured on different devices: {listed}.")
         if best := self.best_for_memory():
             listed = "; ".join(f"{cell.label} ({in_gib(cell.peak_allocated_bytes)})" for cell in best)
-            sentences.append(f"None is faster with as little memory than, from the smallest: {listed}.")
+            sentences.append(f"The fastest of those that take as little memory, from the smallest: {listed}.")
         return sentences
 
     def best_for_memory(self) -> list[SweptCell]:

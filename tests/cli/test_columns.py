@@ -87,7 +87,8 @@ def test_columns_that_do_not_fit_follow_below_with_the_first_again(width: int, c
 
 def test_a_path_that_is_too_wide_is_broken_and_its_numbers_stay_beside_it(capsys) -> None:
     path = "base_model.model.model.layers.*.mlp.experts.parametrizations.gate_up_proj"
-    table = rows_table(["what", "where", "bytes", "count"], [["parameters", path, "9.00 GiB", "48"]], wraps=(1,))
+    rows = [["parameters", path, "9.00 GiB", "48"]]
+    table = rows_table(["what", "where", "bytes", "count"], rows, wraps=(1,))
     print_table(Terminal(width=80), table)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80

@@ -422,7 +422,7 @@ def test_none_is_faster_with_as_little_memory(tmp_path: Path):
     assert 1 < len(best) < len(sweep.cells)
     assert {cell.label for cell in best} == {cell.label for cell in sweep.cells if not beaten(cell)}
     assert sweep.answers[-1].startswith(
-        f"None is faster with as little memory than, from the smallest: {best[0].label} ("
+        f"The fastest of those that take as little memory, from the smallest: {best[0].label} ("
     )
 
 
