@@ -36,10 +36,11 @@ def watch_and_fit(
         raise InputError(f"--out {folder}: it is not empty. Give a new folder.")
     sentences: list[str] = []
     status = 0
+    found: list[Try] = []
     for options in devices:
         name = "this machine" if options is None else options.gpu
         place = folder if options is None else folder / name
-        found = _tries(people, command, steps, place, options, values, name)
+        found = _tries(people, command, steps, place, options, values, name, found)
         print_table(people, _table(name, found, values))
         largest = max((one.value for one in found if one.fits), default=None)
         status = status if largest is not None else OUT_OF_MEMORY
@@ -58,8 +59,10 @@ def _tries(
     options: Options | None,
     values: Values | None,
     name: str,
+    earlier: Sequence[Try],
 ) -> list[Try]:
-    from harness.watching import largest_that_fits, tried, with_value
+    """The tries on one device, after those on an `earlier` one."""
+    from harness.watching import expected_largest, largest_that_fits, tried, with_value
 
     if values is None:
         return [tried(command, {}, 1, steps, folder, options)]
@@ -72,7 +75,7 @@ def _tries(
         say(people, f"{name}, {values.name}={value}: {'fits' if one.fits else 'runs out of memory'}")
         return one.fits
 
-    largest_that_fits(values, fits)
+    largest_that_fits(values, fits, lambda: expected_largest(found, earlier))
     return sorted(found, key=lambda one: one.value)
 
 
