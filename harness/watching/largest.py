@@ -15,6 +15,9 @@ OUTPUT = "output.txt"
 _SHORTAGE = re.compile(
     rb"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory"
 )
+MOST_GUESSES = 4
+"""How many values are tried because the device is expected to be full there. Then the search doubles and
+halves."""
 MOST_OF_OUTPUT = 2**24
 """How many bytes of the output's end are searched for an out-of-memory from before the first step."""
 
@@ -59,27 +62,50 @@ def with_value(command: Sequence[str], values: Values, value: int) -> tuple[list
     return list(command), {values.name: str(value)}
 
 
-def largest_that_fits(values: Values, fits: Callable[[int], bool]) -> int | None:
+def largest_that_fits(
+    values: Values, fits: Callable[[int], bool], expected: Callable[[], int | None] = lambda: None
+) -> int | None:
     """The largest value for which `fits` is true, by doubling and then bisection; None where there is none.
+    The first MOST_GUESSES values after the least are those that are `expected` to be the largest, if any is.
 
     It assumes that every value below one that fits, fits too.
     """
-    known, value = None, values.least
-    while fits(value):
-        known = value
-        if value == values.most:
-            return known
-        value = min(2 * value, values.most)
-    if known is None:
-        return None
-    too_large = value
-    while too_large - known > 1:
-        middle = (known + too_large) // 2
-        if fits(middle):
-            known = middle
+    known, too_large, value = 0, values.most + 1, values.least
+    guesses = 0
+    while True:
+        if fits(value):
+            known = value
         else:
-            too_large = middle
-    return known
+            too_large = value
+        if not known or too_large - known == 1:
+            return known or None
+        guess = expected() if guesses < MOST_GUESSES else None
+        if guess is not None:
+            guesses += 1
+            value = min(max(guess, known + 1), too_large - 1)
+        else:
+            value = min(2 * known, values.most) if too_large > values.most else (known + too_large) // 2
+
+
+def expected_largest(tries: Sequence["Try"], earlier: Sequence["Try"]) -> int | None:
+    """The value at which the device is full if what the process takes of it grows in proportion, seen by the
+    two largest values that fit; by those of an `earlier` device where this one has a single one. None where
+    that is not known."""
+    here, before = _taken(tries), _taken(earlier)
+    pair = (here if len(here) > 1 else before)[-2:]
+    device_bytes = next((t.profile.hardware.memory_bytes for t in tries if t.profile is not None), None)
+    if not here or len(pair) < 2 or device_bytes is None:
+        return None
+    (least, few), (most, many) = pair
+    each = (many - few) / (most - least)
+    value, taken = here[-1]
+    return value + int((device_bytes - taken) / each) if each > 0 else None
+
+
+def _taken(tries: Sequence["Try"]) -> list[tuple[int, int]]:
+    """Each value that fits, with the bytes of the device that the process then takes."""
+    fitting = sorted((t.value, t.profile.memory.process_bytes) for t in tries if t.fits and t.profile)
+    return [(value, taken) for value, taken in fitting if taken is not None]
 
 
 def tried(

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from harness.errors import InputError
-from harness.watching.largest import Values, largest_that_fits, parse_values, with_value
+from harness.step_profile import HardwareSummary, MemoryStats, StepProfile
+from harness.watching.largest import (
+    MOST_GUESSES,
+    Try,
+    Values,
+    expected_largest,
+    largest_that_fits,
+    parse_values,
+    with_value,
+)
 
 PROGRAM = """
 import os, sys
@@ -40,6 +49,43 @@ def test_it_is_found_in_few_tries(most: int) -> None:
         assert len(tries) <= 2 * most.bit_length() + 1
         assert all(1 <= value <= most for value in tries)
     assert largest_that_fits(Values("BS", 3, 3), lambda value: value <= 3) == 3
+
+
+@pytest.mark.parametrize("guess", [-5, 0, 1, 17, 63, 10**6])
+def test_a_wrong_expectation_costs_a_few_tries_and_nothing_else(guess: int) -> None:
+    for largest in range(66):
+        tries: list[int] = []
+
+        def fits(value: int, largest: int = largest, tries: list[int] = tries) -> bool:
+            tries.append(value)
+            return value <= largest
+
+        found = largest_that_fits(Values("BS", 1, 64), fits, lambda: guess)
+        assert found == (min(largest, 64) or None)
+        assert len(tries) == len({*tries}) <= 2 * 7 + 1 + MOST_GUESSES
+        assert all(1 <= value <= 64 for value in tries)
+
+
+def test_a_second_device_is_tried_where_the_first_says_that_it_is_full() -> None:
+    """The process takes 3 bytes and 2 for each row: 48 rows fit in 100 bytes and 248 in 500."""
+
+    def searched(memory: int, earlier: list[Try]) -> list[Try]:
+        tries: list[Try] = []
+
+        def fits(value: int) -> bool:
+            hardware = HardwareSummary(name="card", kind="table", memory_bytes=memory)
+            stats = MemoryStats(kind="cuda_allocator", process_bytes=3 + 2 * value)
+            profile = StepProfile(source="emulated", command=["train.py"], hardware=hardware, memory=stats)
+            tries.append(Try(value, profile, 3 + 2 * value <= memory, Path()))
+            return tries[-1].fits
+
+        found = largest_that_fits(Values("BS", 1, 300), fits, lambda: expected_largest(tries, earlier))
+        assert found == (memory - 3) // 2
+        return tries
+
+    first = searched(100, [])
+    assert [one.value for one in first] == [1, 2, 48, 49]
+    assert [one.value for one in searched(500, first)] == [1, 248, 249]
 
 
 EVALUATES = """

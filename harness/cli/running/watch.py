@@ -58,8 +58,8 @@ def watch(
         str | None,
         typer.Option(
             metavar="NAME=LEAST..MOST",
-            help="Find the largest value that does not run out of memory, by doubling and halving: of an "
-            "environment variable that the program reads, or in the place of {NAME} or {} in the command.",
+            help="Find the largest value that does not run out of memory, in a few runs: of an environment "
+            "variable that the program reads, or in the place of {NAME} or {} in the command.",
         ),
     ] = None,
 ) -> None:

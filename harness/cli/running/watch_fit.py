@@ -36,10 +36,11 @@ def watch_and_fit(
         raise InputError(f"--out {folder}: it is not empty. Give a new folder.")
     sentences: list[str] = []
     status = 0
+    found: list[Try] = []
     for options in devices:
         name = "this machine" if options is None else options.gpu
         place = folder if options is None else folder / name
-        found = _tries(people, command, steps, place, options, values, name)
+        found = _tries(people, command, steps, place, options, values, name, found)
         print_table(people, _table(name, found, values))
         largest = max((attempt.value for attempt in found if attempt.fits), default=None)
         status = status if largest is not None else OUT_OF_MEMORY
@@ -58,9 +59,11 @@ def _tries(
     options: Options | None,
     values: Values | None,
     name: str,
+    earlier: Sequence[Try],
 ) -> list[Try]:
-    """What was tried on one device, in the order of the values; one try where there are no values."""
-    from harness.watching import largest_that_fits, tried, with_value
+    """What was tried on one device, in the order of the values, after what was tried on an `earlier` one; one
+    try where there are no values."""
+    from harness.watching import expected_largest, largest_that_fits, tried, with_value
 
     if values is None:
         return [tried(command, {}, 1, steps, folder, options)]
@@ -73,7 +76,7 @@ def _tries(
         say(people, f"{name}, {values.name}={value}: {'fits' if attempt.fits else 'runs out of memory'}")
         return attempt.fits
 
-    largest_that_fits(values, fits)
+    largest_that_fits(values, fits, lambda: expected_largest(found, earlier))
     return sorted(found, key=lambda attempt: attempt.value)
 
 
