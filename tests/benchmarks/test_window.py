@@ -51,7 +51,7 @@ def test_the_newest_are_those_of_every_day_or_newer() -> None:
 def test_the_releases_of_torch_are_those_whose_differences_have_names() -> None:
     first, last = (TorchRelease.of(window.pins(end)["torch"]) for end in ("oldest", "newest"))
     assert TorchRelease.__doc__
-    assert f"From {first.major}.{first.minor}" in TorchRelease.__doc__
+    assert f"from {first.major}.{first.minor}" in TorchRelease.__doc__
     assert f"to {last.major}.{last.minor}" in TorchRelease.__doc__
 
 
