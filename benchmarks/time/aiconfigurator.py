@@ -17,7 +17,7 @@ import random
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,10 @@ PRODUCTS, CASTS = 2_000, 300
 Rows = dict[tuple[int, ...], list[float]]
 
 
-def read(folder: Path, file: str) -> Iterator[dict[str, Any]]:
-    """The rows of one table, of every server that has it."""
-    for server, release in RELEASES.items():
-        path = folder / server / release / file
+def read(folder: Path, file: str, servers: Iterable[str] = RELEASES) -> Iterator[dict[str, Any]]:
+    """The rows of one table, of each of the servers that has it."""
+    for server in servers:
+        path = folder / server / RELEASES[server] / file
         if path.exists():
             yield from parquet.read_table(path).to_pylist()
 
@@ -61,11 +61,9 @@ def products(folder: Path, device: str) -> Rows:
 def casts(folder: Path) -> Rows:
     """Milliseconds by bytes. sglang's cast is left out: it reads its matrix twice."""
     found: Rows = defaultdict(list)
-    for server in ("trtllm", "vllm"):
-        path = folder / "quantize" / server / RELEASES[server] / "scale_matrix_perf.parquet"
-        for row in parquet.read_table(path).to_pylist():
-            if row["quant_dtype"] == "fp8" and row["latency"] > 0:
-                found[(3 * row["m"] * row["k"],)].append(row["latency"])
+    for row in read(folder / "quantize", "scale_matrix_perf.parquet", ("trtllm", "vllm")):
+        if row["quant_dtype"] == "fp8" and row["latency"] > 0:
+            found[(3 * row["m"] * row["k"],)].append(row["latency"])
     return found
 
 
