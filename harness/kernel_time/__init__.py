@@ -9,8 +9,10 @@ up the seconds of each kind, and multiply them by `range_of` the kind for their 
 # pyright: reportUnusedImport=false
 
 from harness.kernel_time.estimates import (
+    CacheRoom,
     KernelKind,
     attention,
+    cache_room,
     collective,
     memory,
     product,

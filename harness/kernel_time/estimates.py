@@ -13,7 +13,7 @@ network that was measured; of another network the rate is given, and REACHED say
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from harness.hardware import Hardware, sent_share
 from harness.kernel_time.fused_attention import Direction, attention_flops, attention_s
@@ -145,16 +145,35 @@ def attention(
     return max(seconds + launch_s, bound_s(hardware, flops, bytes_moved, dtype))
 
 
-def memory(hardware: Hardware, kind: str, bytes_moved: float, launches: int = 1) -> float:
+def memory(
+    hardware: Hardware, kind: str, bytes_moved: float, launches: int = 1, held_share: float | None = None
+) -> float:
     """Seconds of `launches` kernels that memory limits, which move `bytes_moved` in all. `kind`: see LIKE
-    (kernel_time/memory_kernels.py)."""
+    (kernel_time/memory_kernels.py). `held_share`: of the bytes, in [0, 1], which the L2 cache holds; None: as
+    in a benchmark that repeats the kernel."""
     calibration = hardware.calibration
     if calibration.memory_fraction is not None:
         return bytes_moved / _flat_bandwidth(hardware)
     fitted = memory_of(hardware, kind)
     device = memory_figures(hardware)
-    seconds = memory_s(SCALARS, device, fitted, bytes_moved, launches) * calibration.memory_scale
-    return max(seconds, memory_bound_s(SCALARS, device, fitted, bytes_moved, launches))
+    moved = bytes_moved, launches, held_share
+    seconds = memory_s(SCALARS, device, fitted, *moved) * calibration.memory_scale
+    return max(seconds, memory_bound_s(SCALARS, device, fitted, *moved))
+
+
+class CacheRoom(NamedTuple):
+    """What decides how long the L2 cache of a device holds what was touched."""
+
+    size_bytes: float
+    """The bytes that may be touched meanwhile before anything is evicted."""
+    evicted: float
+    """By how much more is evicted than is touched beyond them."""
+
+
+def cache_room(hardware: Hardware) -> CacheRoom:
+    """The room in the L2 cache of a device, as elementwise kernels show it."""
+    fitted = memory_of(hardware, "elementwise")
+    return CacheRoom(fitted["l2_share"] * hardware.l2_bytes, fitted["l2_evicted"])
 
 
 def collective(

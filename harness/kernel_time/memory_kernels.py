@@ -35,30 +35,49 @@ class Memory(NamedTuple):
     """The peak of the multiprocessors in fp32, which their number and clock are in."""
 
 
-def held_bytes(numbers: Numbers, memory: Memory, fitted: Mapping[str, float], bytes_moved: Any) -> Any:
-    """How many of the bytes that one kernel moves are found in the cache: all that fit in its `l2_share`, and
-    less by `l2_evicted` for each byte beyond, which evicts another before the next kernel reads it."""
+def held_bytes(
+    numbers: Numbers,
+    memory: Memory,
+    fitted: Mapping[str, float],
+    bytes_moved: Any,
+    held_share: float | None = None,
+) -> Any:
+    """How many of the bytes that one kernel moves are found in the cache: `held_share` of them where it is
+    known; else, as in a benchmark that repeats the kernel, all that fit in the cache's `l2_share`, and less
+    by `l2_evicted` for each byte beyond, which evicts another before the next kernel reads it."""
+    if held_share is not None:
+        return held_share * bytes_moved
     room = fitted["l2_share"] * memory.l2_bytes
     beyond = numbers.maximum(0.0, bytes_moved - room)
     return numbers.maximum(0.0, bytes_moved - beyond * (1 + fitted["l2_evicted"]))
 
 
 def memory_s(
-    numbers: Numbers, memory: Memory, fitted: Mapping[str, float], bytes_moved: Any, launches: Any = 1
+    numbers: Numbers,
+    memory: Memory,
+    fitted: Mapping[str, float],
+    bytes_moved: Any,
+    launches: Any = 1,
+    held_share: float | None = None,
 ) -> Any:
-    """Seconds of `launches` kernels that move `bytes_moved` together, evenly."""
+    """Seconds of `launches` kernels that move `bytes_moved` together, evenly. `held_share`: see held_bytes."""
     of_one = bytes_moved / numbers.maximum(launches, 1)
-    held = held_bytes(numbers, memory, fitted, of_one)
+    held = held_bytes(numbers, memory, fitted, of_one, held_share)
     in_cache_s = held / (memory.fp32_flops_per_s * fitted["l2_bytes_per_flop"])
     beyond_s = (of_one - held) / (memory.bytes_per_s * fitted["rate"])
     return launches * (fitted["launch_us"] * 1e-6 + in_cache_s + beyond_s)
 
 
 def memory_bound_s(
-    numbers: Numbers, memory: Memory, fitted: Mapping[str, float], bytes_moved: Any, launches: Any = 1
+    numbers: Numbers,
+    memory: Memory,
+    fitted: Mapping[str, float],
+    bytes_moved: Any,
+    launches: Any = 1,
+    held_share: float | None = None,
 ) -> Any:
     """The seconds that no such kernel can be faster than: those of the bytes that the cache does not hold, at
     the datasheet's bandwidth."""
     of_one = bytes_moved / numbers.maximum(launches, 1)
-    held = held_bytes(numbers, memory, fitted, of_one)
+    held = held_bytes(numbers, memory, fitted, of_one, held_share)
     return launches * (of_one - held) / memory.bytes_per_s

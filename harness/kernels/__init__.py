@@ -20,7 +20,7 @@ from harness.kernels.attention_choice import (
     Backend,
     chosen_backend,
 )
-from harness.kernels.cost import NOTHING, Cost, operator_cost
+from harness.kernels.cost import NOTHING, Cost, accesses, given_results, operator_cost, tensor_bytes
 from harness.kernels.described import Described
 from harness.kernels.gpu import Gpu
 from harness.kernels.operator_time import KernelClass

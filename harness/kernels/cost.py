@@ -23,29 +23,46 @@ _GRADIENTS = ("g", "grads")
 with a `grad_scale`, by which they are unscaled in place."""
 
 
+class Access(NamedTuple):
+    """What the kernels of an operator do with one of its arguments."""
+
+    name: str
+    is_read: bool
+    is_written: bool
+
+
+def accesses(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Access]:
+    """What one call does with each of the arguments that it was given, in the order of the schema."""
+    operator = operator_of(func)
+    found = []
+    for position, argument in enumerate(func._schema.arguments):
+        if position >= len(args) and argument.name not in kwargs:
+            continue
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if argument.name in _GRADIENTS and kwargs.get("grad_scale") is None:
+            is_written = False
+        looked_up = position == 0 and operator.looks_up
+        is_read = position != operator.unread and not looked_up and not argument.is_out
+        found.append(Access(argument.name, is_read, is_written))
+    return found
+
+
 def operator_bytes(func: Any, args: Any, kwargs: dict[str, Any], out: Any, script: Sequence[Step]) -> int:
     """The bytes that one call moves. `out` is what it returned, `script` what its kernels allocate."""
     operator = operator_of(func)
     taken = (step.size_bytes for step in script if isinstance(step, Take) and not step.workspace)
     moved = 2 * sum(taken)
-    given = [*zip(func._schema.arguments, args, strict=False)]
-    given += [(a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs]
-    for position, (argument, value) in enumerate(given):
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        if argument.name in _GRADIENTS and kwargs.get("grad_scale") is None:
-            written = False
-        size_bytes = tensor_bytes(value)
+    for position, (name, is_read, is_written) in enumerate(accesses(func, args, kwargs)):
+        size_bytes = tensor_bytes(kwargs[name] if name in kwargs else args[position])
         if position == 0 and operator.scatters:
             size_bytes = max(tensor_bytes(other) for other in args[1:])
-        looked_up = position == 0 and operator.looks_up
-        read = position != operator.unread and not looked_up and not argument.is_out
-        moved += size_bytes * (read + written)
+        moved += size_bytes * (is_read + is_written)
     results = out if isinstance(out, list | tuple) else (out,)
-    fresh = [r for r, declared in zip(results, _declared(func, results), strict=False) if not declared]
+    fresh = [r for r, given in zip(results, given_results(func, results), strict=False) if not given]
     return moved + tensor_bytes(fresh) * (2 if operator.looks_up else 1)
 
 
-def _declared(func: Any, results: Sequence[Any]) -> list[bool]:
+def given_results(func: Any, results: Sequence[Any]) -> list[bool]:
     """For each result, whether it is an argument (written in place)."""
     returns = func._schema.returns
     if len(returns) == 1 and len(results) > 1:  # one list
@@ -79,6 +96,10 @@ class Cost(NamedTuple):
     kind: KernelKind = "memory"
     """Decides how uncertain the seconds are: estimates of one kind err alike."""
     kernel_class: KernelClass = "elementwise"
+    held_s: float = 0.0
+    """memory_s if the L2 cache holds all that is moved."""
+    missed_s: float = 0.0
+    """memory_s if it holds nothing; 0 for products and attention, whose seconds have the cache in them."""
 
     @property
     def seconds(self) -> float:
@@ -104,7 +125,11 @@ def operator_cost(
     before_s = memory(hardware, "dequantize", before) if before else 0.0
     took = operator_time(func, args, kwargs, hardware, flops, moved, before)
     compute_s, memory_s = (took.seconds - before_s, before_s) if took.computes else (0.0, took.seconds)
-    return Cost(flops, moved, compute_s, memory_s, before_s, took.kind, took.kernel_class)
+    cost = Cost(flops, moved, compute_s, memory_s, before_s, took.kind, took.kernel_class)
+    if not moved or took.kind != "memory":
+        return cost
+    held_s, missed_s = (memory(hardware, took.kernel_class, moved, held_share=share) for share in (1.0, 0.0))
+    return cost._replace(held_s=held_s, missed_s=missed_s)
 
 
 def _dequantized_first(func: Any, args: Any, script: Sequence[Step]) -> int:

@@ -13,6 +13,7 @@ from harness.hardware import Hardware
 from harness.kernel_time import KernelKind, range_of, transfer
 from harness.kernels import NOTHING, Cost, KernelClass, Step, operator_cost
 from harness.recipe import Recipe
+from harness.simulate.l2_cache import Again, L2Cache
 from harness.snapshot import by_kind_of_module
 from harness.step_profile import PhaseStats, StepStats, TimeStats, utilization
 
@@ -62,6 +63,7 @@ class SimulatedTime:
         """By phase and path of the module: the time that the device worked."""
         self.taken_s: dict[str, float] = {}
         """By phase of this step: the time from its beginning until everything launched in it is done."""
+        self._cache = L2Cache(hardware)
         self._began_s = 0.0
         """The moment at which the present phase began."""
         self._kinds_s: dict[str, dict[KernelKind, float]] = defaultdict(lambda: defaultdict(float))
@@ -123,12 +125,18 @@ class SimulatedTime:
             return NOTHING
         return operator_cost(self.hardware, func, args, kwargs, out, script)
 
-    def launch(self, cost: Cost, reads: Iterable[int] = (), module: str = "") -> None:
+    def launch(
+        self, cost: Cost, reads: Iterable[int] = (), module: str = "", touches: Sequence[Again] = ()
+    ) -> None:
         """Launch one operator of `module` that takes `cost`. It begins when the storages that it `reads` have
-        arrived over the link."""
+        arrived over the link, and finds in the L2 cache what is left there of what it `touches`."""
         if cost is NOTHING:
             return
-        flops, moved, compute_s, memory_s, before_s, kind, kernel_class = cost
+        flops, moved, compute_s, memory_s, before_s, kind, kernel_class, held_s, missed_s = cost
+        if touches:
+            share = self._cache.held_share(touches)
+            if missed_s:
+                memory_s = missed_s - share * (missed_s - held_s)
         self._host_s += self.hardware.calibration.host_op_s
         self._device_waits_until(max(self._host_s, self._arrival(reads)))
         busy_s = max(compute_s, memory_s - before_s)

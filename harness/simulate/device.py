@@ -1,17 +1,27 @@
 """The simulated GPU: it sees every operator on shape-only tensors, and counts its memory and time."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import torch
-
-from harness.kernels import Free, Keep, Output, Step, Take, Unknown, operator_name, script_of
+from harness.kernels import (
+    Free,
+    Keep,
+    Output,
+    Step,
+    Take,
+    Unknown,
+    operator_name,
+    script_of,
+)
 from harness.observe import StorageTracker
 from harness.simulate.clock import Cost, SimulatedTime, is_on_device
 from harness.simulate.cuda.behaviour import CudaRules
 from harness.simulate.cuda.communication import KINDS, WAIT, Communication
 from harness.simulate.cuda.divided_lists import on_local_parts
-from harness.simulate.cuda.shape_cache import VIEW, tensors_in
+from harness.simulate.cuda.shape_cache import VIEW, Call, tensors_in
+from harness.simulate.l2_cache import SHARED_BYTES, Again, TouchedTensor, touched_tensors
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
 
@@ -41,6 +51,9 @@ class SimulatedDevice(StorageTracker):
         self.operators: set[str] = set()
         """The names of the operators that ran on the device, without views."""
         self.communication = communication
+        self._touched: dict[int, int] = {}
+        """What operators have touched, by place: the value of `_touched_bytes` after the last time."""
+        self._touched_bytes = 0
         self._workspaces: set[tuple[str, bool]] = set()
         """The workspaces that exist, by library and whether the thread is autograd's."""
 
@@ -66,18 +79,47 @@ class SimulatedDevice(StorageTracker):
             if is_on_device(out, args):
                 call.script = script_of(func, args, kwargs, out, self.rules.gpu)
                 self._note(operator_name(func), call.script)
-        if self.recorded:
-            if call.cost is None:
-                call.cost = [clock.cost(func, args, kwargs, out, call.script) for clock in self.clocks]
-            recomputing = self.memory.phase == "backward" and self.paths.in_module
-            for clock, cost in zip(self.clocks, call.cost, strict=True):
-                clock.recomputing = recomputing
-                self._clock(clock, cost, func, args)
-        if "c10d" in func.namespace:
-            self._communicate(operator_name(func), args, out)
         if call.script:
             self._play(call.script, func, out)
+        if self.recorded:
+            self._take_time(call, func, args, kwargs, out)
+        if "c10d" in func.namespace:
+            self._communicate(operator_name(func), args, out)
         return out
+
+    def _take_time(self, call: Call, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Let each clock take the time of one operator, whose results are allocated."""
+        if call.cost is None:
+            call.cost = [clock.cost(func, args, kwargs, out, call.script) for clock in self.clocks]
+            moves = call.cost[0].bytes_moved
+            call.tensors = touched_tensors(func, args, kwargs, out) if moves else []
+        touches = self._touch(call.tensors, (args, kwargs, out)) if call.tensors else ()
+        recomputing = self.memory.phase == "backward" and self.paths.in_module
+        for clock, cost in zip(self.clocks, call.cost, strict=True):
+            clock.recomputing = recomputing
+            self._clock(clock, cost, func, args, touches)
+
+    def _touch(self, tensors: Sequence[TouchedTensor], of_call: tuple[Any, ...]) -> list[Again]:
+        """Note what an operator touches. Returns how long ago each of its tensors was touched before."""
+        self._see(of_call[2], "out")
+        keys, blocks, last = self._keys, self.memory.blocks, self._touched
+        found: list[tuple[int, TouchedTensor]] = []
+        for tensor in tensors:
+            value: Any = of_call
+            for step in tensor.path:
+                value = value[step]
+            block = blocks.get(keys.get(value.untyped_storage()._cdata, -1))
+            if block is not None:  # it is not the host's
+                place = block.address
+                if block.size > SHARED_BYTES:
+                    place += value.storage_offset() * value.element_size()
+                found.append((place, tensor))
+                self._touched_bytes += tensor.size_bytes
+        total = self._touched_bytes
+        again = [(total - last.get(place, -inf), tensor) for place, tensor in found]
+        for place, _ in found:
+            last[place] = total
+        return again
 
     def _note(self, name: str, script: Sequence[Step]) -> None:
         """Add an operator to `operators`, or each of its ways of computing that nobody has looked at."""
@@ -91,11 +133,13 @@ class SimulatedDevice(StorageTracker):
         elif name == WAIT:
             self.communication.waited(args[0])
 
-    def _clock(self, clock: SimulatedTime, cost: Cost, func: Any, args: Any) -> None:
+    def _clock(
+        self, clock: SimulatedTime, cost: Cost, func: Any, args: Any, touches: Sequence[Again]
+    ) -> None:
         """Let a clock take the time of an operator: a kernel, a copy over the link, or work of the host."""
         module = self.memory.module or (self.paths.of_last_node if self.memory.phase == "backward" else "")
         if not self.on_host:
-            clock.launch(cost, module=module)
+            clock.launch(cost, module=module, touches=touches)
             return
         given = [key for tensor in tensors_in(args) if (key := self.key_of(tensor)) is not None]
         there = [key in self.on_host for key in given]
@@ -105,7 +149,7 @@ class SimulatedDevice(StorageTracker):
         elif there and all(there):
             clock.work_on_host(cost, given)
         else:  # unified memory (paged optimizers) stays on the device while there is room
-            clock.launch(cost, given, module)
+            clock.launch(cost, given, module, touches)
 
     def gone(self, key: int) -> None:
         """See StorageTracker.gone."""

@@ -29,7 +29,7 @@ class SimulatedMemory(Recording):
         self.settings = settings
         self.stream = 0
         """The number of the CUDA stream for which memory is allocated now."""
-        self._blocks: dict[int, Block] = {}
+        self.blocks: dict[int, Block] = {}
         """The block of each live storage and temporary, by key."""
         self._segment_events: list[tuple[int, TraceEvent]] = []
         """What the allocator did with segments in the recording, with the index of the event that follows."""
@@ -57,7 +57,7 @@ class SimulatedMemory(Recording):
         AllocatorOutOfMemory, after which nothing changes any more."""
         requested = int(size_bytes)  # the log keeps the rule that a size may come from, and nothing else does
         try:
-            block = self._blocks[key] = self._next_block or self.allocator.malloc(requested, self.stream)
+            block = self.blocks[key] = self._next_block or self.allocator.malloc(requested, self.stream)
             self._next_block = None
         except AllocatorOutOfMemory:
             self.ended = True
@@ -76,7 +76,7 @@ class SimulatedMemory(Recording):
         """Give the block back to the allocator's cache."""
         if self._logs:
             self.log.died(key)
-        self.allocator.free(self._blocks.pop(key))
+        self.allocator.free(self.blocks.pop(key))
 
     def temporary(self, size_bytes: int, op: str, frames: tuple[Frame, ...]) -> int:
         """Allocate what a kernel needs while it runs. Returns its key, which `release` takes."""
@@ -98,7 +98,7 @@ class SimulatedMemory(Recording):
         super().restart()
         self._segment_events.clear()
         self._requested.clear()
-        self._requested_before = {b.address: (b.requested_size, b.pool.stream) for b in self._blocks.values()}
+        self._requested_before = {b.address: (b.requested_size, b.pool.stream) for b in self.blocks.values()}
         self.log.mark("recorded")
 
     @property
@@ -135,11 +135,11 @@ class SimulatedMemory(Recording):
         self._segments = self._segments_now()
         self.allocator.device.emit = lambda *_: None
         try:
-            return self.log.repeat(times, self.allocator, self._blocks, self._enter)
+            return self.log.repeat(times, self.allocator, self.blocks, self._enter)
         except AllocatorOutOfMemory:
             refused = self.log.refused
             self._ran_out_after = None if refused is None else refused - self.log.start - 1
-            self.allocated_bytes = sum(block.size for block in self._blocks.values())
+            self.allocated_bytes = sum(block.size for block in self.blocks.values())
             raise
 
     def live_spans(self) -> Iterable[AllocationSpan]:
@@ -190,7 +190,7 @@ class SimulatedMemory(Recording):
     def _segments_now(self) -> list[dict[str, Any]]:
         """The allocator's segments as a snapshot has them, with stacks."""
         for key, span in self._live.items():
-            self._blocks[key].frames = span.frames
+            self.blocks[key].frames = span.frames
         return snapshot_segments(self.allocator)
 
     def snapshot(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _MOST_RESULTS = 20_000
 class Call:
     """An operator on given shapes, dtypes and numbers: what is the same each time it is called on them."""
 
-    __slots__ = ("cost", "key", "result", "script")
+    __slots__ = ("cost", "key", "result", "script", "tensors")
 
     def __init__(self, key: Any = None) -> None:
         self.key = key
@@ -35,6 +35,8 @@ class Call:
         """What its CUDA kernel does with the allocator, kept here by the code that runs operators."""
         self.cost: Any = None
         """The time that its CUDA kernel takes. It is kept here by the code that runs the operator."""
+        self.tensors: Any = None
+        """Which tensors its CUDA kernel reads and writes. They are kept here by the same code."""
 
 
 VIEW = Call()
