@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from harness.hardware import GPUS_PER_NODE, NETWORK, Hardware
-from harness.kernel_time import collective, memory, product, transfer
-from harness.kernels.cost import operator_cost
+from harness.kernel_time import CacheRoom, cache_room, collective, memory, product, transfer
+from harness.kernels.cost import accesses, given_results, operator_cost
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import operator_of, script_of, unknown_ops
 
@@ -25,6 +25,13 @@ class Estimate(NamedTuple):
     flops: int
     is_unknown: bool
     """Whether nobody has looked at these kernels: they count as a launch and the bytes of their arguments."""
+    held_s: float = 0.0
+    """The seconds if the L2 cache holds all that the kernels move."""
+    missed_s: float = 0.0
+    """The seconds if it holds nothing; 0 where that makes no difference."""
+    accesses: str = ""
+    """A letter for each argument in the order of the schema, "|", and one for each result: whether the
+    kernels read it (r), write it (w), do both (b), or neither, or only in part (-)."""
 
 
 class Described:
@@ -39,6 +46,11 @@ class Described:
     def bare_s(self) -> float:
         """Seconds of a kernel that moves no bytes: its launch."""
         return memory(self.hardware, "elementwise", 0.0)
+
+    @property
+    def cache_room(self) -> CacheRoom:
+        """The room in the device's L2 cache."""
+        return cache_room(self.hardware)
 
     @property
     def link_bytes_per_s(self) -> float:
@@ -62,7 +74,12 @@ class Described:
             multiplied = [self.product(text) for text in products.rstrip(";").split(";")]
             seconds = max(cost.seconds, sum(estimate.seconds for estimate in multiplied))
             return Estimate(seconds, "product", sum(estimate.flops for estimate in multiplied), unknown)
-        return Estimate(max(cost.seconds, self.bare_s), cost.kernel_class, cost.flops, unknown)
+        estimate = Estimate(max(cost.seconds, self.bare_s), cost.kernel_class, cost.flops, unknown)
+        if not cost.bytes_moved:
+            return estimate
+        held_s = max(cost.held_s, self.bare_s) if cost.missed_s else 0.0
+        letters = _letters(func, args, kwargs, out)
+        return estimate._replace(held_s=held_s, missed_s=cost.missed_s, accesses=letters)
 
     def product(self, text: str) -> Estimate:
         """The estimate of "bf16 M N K BATCH": BATCH products of M x K and K x N."""
@@ -84,6 +101,14 @@ class Described:
             arguments = self.hardware, name, float(size_bytes), int(ranks), together
             return Estimate(collective(*arguments, network=NETWORK.value), "collective", 0, False)
         return Estimate(self.bare_s, "unknown", 0, True)
+
+
+def _letters(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> str:
+    """See Estimate.accesses."""
+    given = {name: "-rwb"[is_read + 2 * is_written] for name, is_read, is_written in accesses(func, args, kwargs)}
+    of_arguments = "".join(given.get(argument.name, "-") for argument in func._schema.arguments)
+    results = out if isinstance(out, list | tuple) else (out,)
+    return f"{of_arguments}|{''.join('-' if was_given else 'w' for was_given in given_results(func, results))}"
 
 
 def _operator(name: str) -> Any:

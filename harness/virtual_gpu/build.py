@@ -151,7 +151,7 @@ def _parts(installed: Torch) -> dict[str, tuple[str, ...]]:
     """The C sources of each library, by the library's file name."""
     major = installed.cuda_major
     return {
-        f"libcudart.so.{major}": ("memory.c", "processes.c", "runtime.c", "streams.c", "clock.c", "crash.c"),
+        f"libcudart.so.{major}": ("memory.c", "processes.c", "runtime.c", "streams.c", "clock.c", "l2_cache.c", "crash.c"),
         f"libcublas.so.{major}": ("cublas.c",),
         f"libcublasLt.so.{major}": ("cublasLt.c",),
         "libcuda.so.1": ("driver.c",),

@@ -120,6 +120,9 @@ void virtual_gpu_estimated(Operation* what, int64_t took_ns, const char* its_cla
   what->flops = flops, what->is_unknown = is_unknown;
   what->took_ns = took_ns;
 }
+void virtual_gpu_cached(Operation* what, int64_t held_ns, int64_t missed_ns, const char* accesses) {
+  what->held_ns = held_ns, what->missed_ns = missed_ns, what->accesses = strdup(accesses);
+}
 static void find_estimate(Operation* what) {
   if (what->took_ns < 0 && estimate) {
     int64_t stopped = virtual_gpu_stop_clock();
@@ -181,12 +184,19 @@ typedef struct {
   uint32_t call;
 } Pending;
 static __thread Operation* operator_now;
+static __thread int64_t operator_takes;  // ns, of all its kernels
 static __thread int launched_now, pending_now, room;
 static __thread Pending* pending;
 
 static __thread char products[512];  // the operator's matrix products, until it is estimated
 
-void virtual_gpu_begin_operator(Operation* what) { operator_now = what, launched_now = pending_now = products[0] = 0; }
+static int64_t takes(const Operation* what, double missed_share) {
+  return what->missed_ns ? what->held_ns + missed_share * (what->missed_ns - what->held_ns) : what->took_ns;
+}
+void virtual_gpu_begin_operator(Operation* what, double missed_share) {
+  operator_now = what, launched_now = pending_now = products[0] = 0;
+  operator_takes = takes(what, missed_share);
+}
 const char* virtual_gpu_products(void) { return products; }
 int virtual_gpu_end_operator(void) {
   int left = pending_now;
@@ -197,14 +207,15 @@ int virtual_gpu_end_operator(void) {
 static int64_t share(const Operation* what, int place) {
   int64_t others = bare_ns * (what->kernels - 1);
   if (place >= what->kernels) return bare_ns;  // more than when it was estimated
-  if (what->product && others < what->took_ns / 2) return place + 1 == what->product ? what->took_ns - others : bare_ns;
-  return what->took_ns * (place + 1) / what->kernels - what->took_ns * place / what->kernels;
+  if (what->product && others < operator_takes / 2) return place + 1 == what->product ? operator_takes - others : bare_ns;
+  return operator_takes * (place + 1) / what->kernels - operator_takes * place / what->kernels;
 }
-void virtual_gpu_place_pending(void) {
+void virtual_gpu_place_pending(double missed_share) {
   Operation* what = operator_now;
   int count = pending_now, all = launched_now;
   operator_now = NULL, pending_now = 0;
   if (what->took_ns < 0) virtual_gpu_estimated(what, bare_ns * count, "unknown", 0, 1);
+  operator_takes = takes(what, missed_share);
   int products = 0;
   for (int i = 0; i < count; i++)
     if (pending[i].kernel.is_product) products++, what->product = i + 1;

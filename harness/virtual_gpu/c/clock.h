@@ -7,6 +7,17 @@
 extern "C" {
 #endif
 
+// A tensor that an operator reads or writes.
+typedef struct {
+  uint64_t place;  // the address of its storage, or of its first element where the storage is large
+  double bytes;
+  int argument;  // its number among the arguments, or the results
+  int is_read, is_written;
+} Touch;
+typedef struct {
+  double bytes, filled;  // of an operator's results: all, and those that were brought into the cache
+} Results;
+
 // One kind of work, with its time: an operator with its shapes, a product, a collective, a kernel that is not known.
 typedef struct Operation {
   char* name;            // "aten::mm", "copy to the device"
@@ -21,6 +32,10 @@ typedef struct Operation {
   int is_repeated;       // it belongs to a checkpointed block that runs again in backward
   uint64_t calls, step_calls, calls_before;  // its kernels: altogether, in the last whole step, and until that step ended
   int64_t total_ns, step_ns, ns_before;      // the times of these kernels
+  // Python knows nothing of what follows.
+  int64_t held_ns, missed_ns;  // took_ns if the L2 cache holds all that they move, and if nothing; 0: it is the same
+  const char* accesses;  // a letter for each argument, '|', and one for each result: r is read, w written, b both, - neither
+  Results results;       // of the last call
 } Operation;
 
 // A kernel as it was launched, for profilers.
@@ -47,11 +62,17 @@ void virtual_gpu_copied(const void* to, const void* from, size_t size, void* str
 Operation* virtual_gpu_operation(const char* name, const char* description);  // the one of that description
 void virtual_gpu_estimated(Operation* what, int64_t took_ns, const char* its_class, double flops, int is_unknown);
 
-// The operator that this thread runs: its kernels take the time that was estimated for it. If it was not estimated yet,
-// its kernels are pending; `end` says how many are.
-void virtual_gpu_begin_operator(Operation* what);
+// For work that waits for memory, what a time depends on: see Operation.
+void virtual_gpu_cached(Operation* what, int64_t held_ns, int64_t missed_ns, const char* accesses);
+// Note that kernels touch these and their results. Returns the share of the bytes that they wait for memory for.
+double virtual_gpu_missed_share(const Touch* touches, int count, Results results);
+Results virtual_gpu_results(const Touch* touches, int count);  // note that these were written just now
+
+// The operator that this thread runs: its kernels take the time that was estimated for it, of which `missed_share` waits
+// for memory. If it was not estimated yet, its kernels are pending; `end` says how many are.
+void virtual_gpu_begin_operator(Operation* what, double missed_share);
 int virtual_gpu_end_operator(void);
-void virtual_gpu_place_pending(void);    // puts the pending kernels on their streams, once the operator is estimated
+void virtual_gpu_place_pending(double missed_share);  // puts the pending kernels on their streams, once the operator is estimated
 const char* virtual_gpu_products(void);  // the operator's matrix products, as "bf16 m n k batch;" each
 
 #ifdef __cplusplus

@@ -9,11 +9,13 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <memory>
 #include <mutex>
 #include <sstream>
+#include <string_view>
 #include <unordered_map>
 
 namespace {
@@ -49,6 +51,8 @@ struct SeenKnown {
 };
 thread_local SeenKind seen_kinds[SEEN];
 thread_local SeenKnown seen_known[SEEN];
+
+thread_local std::vector<Touch> touches;  // of the operator that runs
 
 struct Context : at::ObserverContext {
   static void operator delete(void*) {}  // each thread has one, which is never freed
@@ -156,6 +160,53 @@ void write(std::ostream& to, const IValue& value) {
   else to << "null";
 }
 
+// ---- what an operator touches
+
+constexpr int64_t SMALLEST = 32 << 10, SHARED = 64 << 20;  // bytes: see harness/simulate/l2_cache.py
+void touch(const at::Tensor& tensor, int argument) {
+  if (!tensor.defined() || !tensor.is_cuda() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
+  int64_t bytes = tensor.itemsize();
+  auto sizes = tensor.sizes(), strides = tensor.strides();
+  for (size_t i = 0; i < sizes.size(); i++)
+    if (strides[i] || !sizes[i]) bytes *= sizes[i];  // an expanded tensor is read once
+  if (bytes < SMALLEST) return;
+  const auto& storage = tensor.storage();
+  uint64_t place = (uint64_t)storage.data();
+  if ((int64_t)storage.nbytes() > SHARED) place += tensor.storage_offset() * tensor.itemsize();
+  touches.push_back({place, (double)bytes, argument, 0, 0});
+}
+void touch(const IValue& value, int argument) {
+  if (value.isTensor()) touch(value.toTensor(), argument);
+  else if (value.isTensorList())
+    for (const at::Tensor& each : value.toTensorList()) touch(each, argument);
+  else if (value.isList())
+    for (const IValue& each : value.toListRef())
+      if (each.isTensor()) touch(each.toTensor(), argument);
+}
+// Leaves those that the kernels read or write, by the letters of the estimate for arguments or results.
+void keep_accessed(std::string_view letters) {
+  auto has_none = [letters](Touch& each) {
+    char letter = each.argument < (int)letters.size() ? letters[each.argument] : '-';
+    each.is_read = letter == 'r' || letter == 'b', each.is_written = letter == 'w' || letter == 'b';
+    return letter == '-';
+  };
+  touches.erase(std::remove_if(touches.begin(), touches.end(), has_none), touches.end());
+}
+double missed_share(const Operation* what) {
+  if (!what->accesses) return 0;
+  std::string_view letters = what->accesses;
+  keep_accessed(letters.substr(0, letters.find('|')));
+  return virtual_gpu_missed_share(touches.data(), touches.size(), what->results);
+}
+void see_results(Operation* what, const std::vector<IValue>& results) {
+  if (!what->accesses) return;
+  touches.clear();
+  for (size_t i = 0; i < results.size(); i++) touch(results[i], i);
+  std::string_view letters = what->accesses;
+  keep_accessed(letters.substr(letters.find('|') + 1));
+  what->results = virtual_gpu_results(touches.data(), touches.size());
+}
+
 // Tokens that the program has looked up in its largest embedding, which has this many rows.
 std::atomic<int64_t> rows, tokens;
 void count_tokens(c10::ArrayRef<const IValue> inputs) {
@@ -195,22 +246,27 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
   }
   is_inside = true;
   known_now = &found;
-  virtual_gpu_begin_operator(found.what);
+  touches.clear();
+  int argument = 0;
+  for (const IValue& value : function.inputs()) touch(value, argument++);
+  virtual_gpu_begin_operator(found.what, missed_share(found.what));
   return std::unique_ptr<at::ObserverContext>(&context);
 }
 
 void end(const at::RecordFunction& function, at::ObserverContext* ours) {
   if (!ours) return;
+  Operation* what = known_now->what;
   if (virtual_gpu_end_operator()) {
-    Operation* what = known_now->what;
-    if (what->took_ns < 0) {
+    bool is_first = what->took_ns < 0;
+    if (is_first) {
       int64_t stopped = virtual_gpu_stop_clock();
       at::RecordFunctionGuard unseen(false);  // profilers shall not see the operators that estimating runs
       estimate(what, known_now->inputs.c_str(), virtual_gpu_products());
       virtual_gpu_go_on(stopped);
     }
-    virtual_gpu_place_pending();
+    virtual_gpu_place_pending(is_first ? missed_share(what) : 0);
   }
+  see_results(what, function.outputs());
   is_inside = false;
 }
 
@@ -221,5 +277,6 @@ extern "C" void virtual_gpu_watch_operators(void (*estimator)(Operation*, const 
   estimate = estimator;
   at::addGlobalCallback(at::RecordFunctionCallback(begin, end)
                             .needsInputs(true)
+                            .needsOutputs(true)
                             .scopes({at::RecordScope::FUNCTION}));
 }

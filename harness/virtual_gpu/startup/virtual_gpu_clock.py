@@ -28,6 +28,10 @@ _C.virtual_gpu_estimated.argtypes = [
     ctypes.c_int,
 ]
 _C.virtual_gpu_estimated.restype = None
+_C.virtual_gpu_cached.argtypes = [_Reference, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p]
+_C.virtual_gpu_cached.restype = None
+_C.virtual_gpu_set_cache.argtypes = [ctypes.c_double, ctypes.c_double]
+_C.virtual_gpu_set_cache.restype = None
 _C.virtual_gpu_start_clock.argtypes = [_ESTIMATOR, ctypes.c_int64, ctypes.c_int64, ctypes.c_double]
 _C.virtual_gpu_start_clock.restype = None
 _C.virtual_gpu_is_timed.restype = None
@@ -65,6 +69,7 @@ def _start():
     of_operator = _OPERATOR_ESTIMATOR(_guarded(lambda *request: _estimate_operator(estimates, *request)))
     _kept.extend((direct, of_operator))
     bare_ns = round(estimates.bare_s * 1e9)
+    _C.virtual_gpu_set_cache(*estimates.cache_room)
     _C.virtual_gpu_start_clock(direct, LAUNCH_NS, bare_ns, estimates.link_bytes_per_s)
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL).virtual_gpu_watch_operators(of_operator)
     Times(estimates.hardware).watch()
@@ -102,6 +107,9 @@ def _guarded(function):
             _say_once(what.contents.name.decode(), error)
             return
         took_ns, its_class = round(estimate.seconds * 1e9), estimate.kernel_class.encode()
+        if estimate.accesses:
+            held_ns, missed_ns = round(estimate.held_s * 1e9), round(estimate.missed_s * 1e9)
+            _C.virtual_gpu_cached(what, held_ns, missed_ns, estimate.accesses.encode())
         _C.virtual_gpu_estimated(what, took_ns, its_class, estimate.flops, estimate.is_unknown)
 
     return call

@@ -1,0 +1,76 @@
+// What the second-level cache of a device still holds of the tensors that operators touch: the same account as
+// harness/simulate/l2_cache.py keeps for a simulated device, which says why it is so. An operator's results are known
+// when it has returned, and its kernels are put on a stream before: they take what the call before took for its results.
+#include <math.h>
+#include <pthread.h>
+
+#include "clock.h"
+#include "virtual_gpu.h"
+
+#define MAX_DEVICES 64
+#define MAX_PLACES (1 << 17)
+static double room, evicted;
+static struct {
+  double touched, filled, dirty;  // bytes: all that was touched; of late brought into the cache; and written there
+} caches[MAX_DEVICES];
+static struct {
+  uint64_t place;
+  double touched;  // by its device when the place was touched last
+} last[MAX_PLACES];  // of two places with the same number the older is forgotten
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+// Called from Python: the bytes that may be touched before anything is evicted, and by how much more is evicted than is
+// touched beyond them.
+void virtual_gpu_set_cache(double room_bytes, double more) { room = room_bytes, evicted = more; }
+
+static int number_of(uint64_t place) { return (place >> 9) * 0x9E3779B97F4A7C15ull >> 47; }
+// The bytes of a tensor that the cache does not hold when its device has touched `total` bytes.
+static double missed(const Touch* touch, double total) {
+  int number = number_of(touch->place);
+  double distance = last[number].place == touch->place ? total - last[number].touched : INFINITY;
+  return distance > room ? touch->bytes * fmin(1, (1 + evicted) * (1 - room / distance)) : 0;
+}
+static void keep(const Touch* touches, int count, double total) {
+  for (int i = 0; i < count; i++) {
+    int number = number_of(touches[i].place);
+    last[number].place = touches[i].place, last[number].touched = total;
+  }
+}
+
+double virtual_gpu_missed_share(const Touch* touches, int count, Results results) {
+  double moved = results.bytes, read = 0, filled = results.filled, dirty = results.filled, waits = 0;
+  int device = virtual_gpu_slot(virtual_gpu_current()) % MAX_DEVICES;
+  pthread_mutex_lock(&lock);
+  caches[device].touched += results.bytes;
+  for (int i = 0; i < count; i++) caches[device].touched += touches[i].bytes;
+  for (int i = 0; i < count; i++) {
+    double each = missed(&touches[i], caches[device].touched);
+    moved += touches[i].bytes * (touches[i].is_read + touches[i].is_written);
+    filled += each;
+    if (touches[i].is_read) read += each;
+    if (touches[i].is_written) dirty += each;
+  }
+  keep(touches, count, caches[device].touched);
+  if (filled && room) {
+    double stays = exp(-filled / room);
+    caches[device].filled = caches[device].filled * stays + filled;
+    caches[device].dirty = caches[device].dirty * stays + dirty;
+    waits = read + filled * caches[device].dirty / caches[device].filled;
+  } else if (filled) {
+    waits = moved;
+  }
+  pthread_mutex_unlock(&lock);
+  return moved ? fmin(1, waits / moved) : 0;
+}
+Results virtual_gpu_results(const Touch* touches, int count) {
+  Results results = {0, 0};
+  pthread_mutex_lock(&lock);
+  double total = caches[virtual_gpu_slot(virtual_gpu_current()) % MAX_DEVICES].touched;
+  for (int i = 0; i < count; i++) {
+    results.bytes += touches[i].bytes;
+    results.filled += missed(&touches[i], total);
+  }
+  keep(touches, count, total);
+  pthread_mutex_unlock(&lock);
+  return results;
+}
