@@ -4,9 +4,12 @@ The measurements are kept as they are; `calibration_of` condenses them into
 harness.hardware.hardware.Calibration.
 """
 
+import platform
+import re
 import statistics
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_programme.kernels import attention, host_link, host_optimizer, matmul, memory, random
@@ -78,8 +81,15 @@ def launch(context: Context) -> Result:
         "step_s": step_s,
         "operators": counted.operators,
         "operator_s": step_s / counted.operators,
+        "processor": _processor(),
         **_beyond_torch(context, used_before),
     }
+
+
+def _processor() -> str:
+    """The name that Linux gives the processor."""
+    found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else platform.processor()
 
 
 def cublas(context: Context) -> Result:
