@@ -98,8 +98,10 @@ class Calibration(BaseModel):
     4.0's 31.5 GB/s."""
     host_memory_bandwidth: Annotated[float, Field(gt=0)] = 50e9
     """Bytes per second that AdamW reaches when it steps 16-bit weights in host memory. A guess."""
-    host_op_s: Annotated[float, Field(gt=0)] = 6e-6
-    """Seconds that the Python thread needs to launch one operator in eager mode. A guess."""
+    host_op_s: Annotated[float, Field(gt=0)] = 12e-6
+    """Seconds that the host takes for one operator in eager mode, Python and autograd included. Measured over
+    a LoRA step of Llama-3.2-1B on a Xeon with a virtual GPU, whose driver takes no time
+    (profiles/published/host.json; `python -m benchmarks.gpu_programme --part calibrate --only launch`)."""
     cublas_workspace_bytes: Annotated[int, Field(ge=0)] | None = None
     """Bytes of all cuBLAS workspaces together; null: PyTorch's default for the architecture."""
     cuda_context_bytes: Annotated[int, Field(ge=0)] = 500 * MIB
