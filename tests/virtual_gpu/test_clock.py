@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.hardware import NETWORK, find_hardware
-from harness.kernel_time import attention, collective, product, transfer
+from harness.kernel_time import attention, collective, memory, product, transfer
+from harness.recipe import load_recipe
+from harness.simulate import simulate
 
 pytestmark = pytest.mark.virtual_gpu
 
@@ -344,3 +346,36 @@ torch.cuda.synchronize()
     took_ms = 1000 * product(H100, "bf16", 4096, 4096, 4096) * 1e3
     assert 0 < int(told[1].replace(",", "")) <= took_ms * 1.05
     assert "really waited" not in emulate(code=code, options=("--real-time",)).stderr
+
+
+def test_a_kernel_finds_in_the_cache_what_was_touched_just_before(emulate) -> None:
+    """An L40S has 96 MiB of L2 cache: a gigabyte that was written meanwhile leaves nothing there."""
+    code = """
+x = torch.zeros(2**23, device="cuda")
+large = torch.zeros(2**28, device="cuda")
+def taken():
+    first = event(); x.mul_(2); last = event()
+    return first, last
+x.mul_(2)
+be_behind()
+large.zero_(); large.zero_()
+pairs = [taken(), taken()]
+torch.cuda.synchronize()
+print(json.dumps([first.elapsed_time(last) for first, last in pairs]))
+"""
+    card = find_hardware("l40s")
+    found = printed(emulate, code, gpu="l40s")
+    expected = [memory(card, "optimizer", 2**26, held_share=share) * 1e3 for share in (0.0, 1.0)]
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert found[0] > 3 * found[1]
+
+
+def test_the_device_works_as_long_as_in_a_simulation(emulate, tmp_path: Path) -> None:
+    fields = ["tiny-llama-bytes", "micro_batch_size=32", "seq_len=512"]
+    command = (sys.executable, "-m", "harness", "run", *fields, "--out", "run")
+    emulate(*command, gpu="l40s", options=("--out", "out"))
+    (path,) = (tmp_path / "out").glob("*-times.json")
+    busy_s = json.loads(path.read_text(encoding="utf-8"))["busy_s"]
+    _, recipe = load_recipe(fields[0], fields[1:])
+    phases = simulate(recipe, find_hardware("l40s"))[0].phases.values()
+    assert busy_s == pytest.approx(sum(sum((phase.kernels_s or {}).values()) for phase in phases), rel=0.02)
