@@ -69,10 +69,7 @@ class SimulatedDevice(StorageTracker):
         if self.recorded:
             if call.cost is None:
                 call.cost = [clock.cost(func, args, kwargs, out, call.script) for clock in self.clocks]
-            recomputing = self.memory.phase == "backward" and self.paths.in_module
-            for clock, cost in zip(self.clocks, call.cost, strict=True):
-                clock.recomputing = recomputing
-                self._clock(clock, cost, func, args)
+            self._clock(call.cost, func, args)
         if "c10d" in func.namespace:
             self._communicate(operator_name(func), args, out)
         if call.script:
@@ -91,12 +88,20 @@ class SimulatedDevice(StorageTracker):
         elif name == WAIT:
             self.communication.waited(args[0])
 
-    def _clock(self, clock: SimulatedTime, cost: Cost, func: Any, args: Any) -> None:
-        """Let a clock take the time of an operator: a kernel, a copy over the link, or work of the host."""
-        module = self.memory.module or (self.paths.of_last_node if self.memory.phase == "backward" else "")
-        if not self.on_host:
-            clock.launch(cost, module=module)
-            return
+    def _clock(self, costs: Sequence[Cost], func: Any, args: Any) -> None:
+        """Let each clock take the time of an operator: a kernel, a copy over the link, work of the host."""
+        backward = self.memory.phase == "backward"
+        module = self.memory.module or (self.paths.of_last_node if backward else "")
+        recomputing = backward and self.paths.in_module
+        for clock, cost in zip(self.clocks, costs, strict=True):
+            clock.recomputing = recomputing
+            if self.on_host:
+                self._clock_with_host(clock, cost, func, args, module)
+            else:
+                clock.launch(cost, module=module)
+
+    def _clock_with_host(self, clock: SimulatedTime, cost: Cost, func: Any, args: Any, module: str) -> None:
+        """The same of one clock, where some storages are in the host's memory."""
         given = [key for tensor in tensors_in(args) if (key := self.key_of(tensor)) is not None]
         there = [key in self.on_host for key in given]
         if func._overloadpacket is aten.copy_ and len(given) == 2 and there[0] != there[1]:
