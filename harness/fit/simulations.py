@@ -274,11 +274,22 @@ def by_simulation(recipe: Recipe, simulations: Simulations, told: Callable[[str]
     return price
 
 
-def both_at_once(simulations: Simulations, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+def both_at_once(
+    simulations: Simulations,
+    first: Callable[[], A],
+    second: Callable[[], B],
+    simulated: Recipe | None = None,
+) -> tuple[A, B]:
     """The results of two searches that both use `simulations`. Where possible the second runs in a process of
-    its own, and `simulations` then takes in what that learned. Raises what the searches raise."""
+    its own, and `simulations` then takes in what that learned. What a simulation of `simulated` imports is
+    imported once, for both. Raises what the searches raise."""
     if not _may_fork():
         return first(), second()
+    if simulated is not None:
+        from harness.simulate import import_everything
+
+        with suppress(InputError):  # the searches find out what cannot be simulated, and why
+            import_everything(simulated)
     context = get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
 
