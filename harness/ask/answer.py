@@ -24,6 +24,7 @@ from harness.step_profile import (
     StepStats,
     TimeStats,
     between_steps_in_words,
+    is_tight,
     peak_in_words,
     verdict,
 )
@@ -232,7 +233,7 @@ def answer_of(
     """
     words = verdict(found)
     alternatives = alternatives or _other_sizes(question)
-    fits = "yes" if words.startswith("fits") else "tight" if words.startswith("too tight") else "no"
+    fits = "yes" if words.startswith("fits") else "tight" if is_tight(found) else "no"
     if unlimited is None or (source == "simulated" and found.oom is None):
         unlimited = found
     taken, memory = unlimited.memory.taken_bytes(), question.hardware.memory_bytes

@@ -24,9 +24,11 @@ from harness.recipe import (
     Recipe,
     check_recipe,
     list_card_recipes,
+    list_models,
     list_recipes,
     load_recipe,
     model_name,
+    recipe_names,
     shortened,
     shown,
 )
@@ -240,12 +242,16 @@ def _fixes(fields: dict[str, Any], rule: str, changed: dict[str, str]) -> Iterat
 
 def _fields(given: Mapping[str, str]) -> dict[str, Any]:
     """The fields of the question's recipe: those of the recipe that it names, changed by those that it sets.
-    Raises InputError."""
+    The name of a model that comes with harness is a recipe of defaults, as for the commands. Raises
+    InputError."""
     name = given.get("recipe", "")
-    if name and name not in _shipped():
-        hint = nearest(shortened(name), list(_shipped()))
-        raise InputError(f"recipe: there is no {shortened(name)!r} among those of harness.{hint}")
-    fields = {**_shipped()[name]} if name else {}
+    if name and name not in _shipped() and name not in list_models():
+        hint = nearest(shortened(name), recipe_names())
+        raise InputError(
+            f"recipe: there is no {shortened(name)!r} among those of harness.{hint} "
+            "Another model is named by the field model: leave recipe out, and set model."
+        )
+    fields: dict[str, Any] = {**_shipped().get(name, {"model": name})} if name else {}
     for key, value in given.items():
         if key in ASKED:
             fields[key] = value if key == "model" else parse_yaml(value, f"{key}={shortened(value)}")

@@ -80,8 +80,8 @@ class _Search:
     def offers(self) -> Iterator[Offer]:
         """The best of each device."""
         variants = list(self._variants())
-        for end in (0, -1):  # one after the other: both ends of a variant are kept in one file
-            all_at_once((simulations_on(self.devices, self.told), sizes[end]) for sizes in variants)
+        ends = dict.fromkeys(sizes[end] for sizes in variants for end in (0, -1))
+        all_at_once((simulations_on(self.devices, self.told), size) for size in ends)
         guesses = simulations_on(self.devices, self.told)
         known = [sizes for sizes in variants if _can_be_simulated(sizes, guesses)]
         if not known:

@@ -224,7 +224,7 @@ class _Confirming:
                         self.simulations.timed(recipe)
                     self.simulations.profile(recipe)
 
-        both_at_once(self.simulations, lambda: simulate(first), lambda: simulate(second))
+        both_at_once(self.simulations, lambda: simulate(first), lambda: simulate(second), self.recipe)
 
     def _along(self, name: FitField) -> tuple[ExactFit, ExactFit | None]:
         """The largest value of a field, and a larger one with expandable segments, where there is one."""

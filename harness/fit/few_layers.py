@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from multiprocessing.util import Finalize
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
 from harness.allocator import Settings
@@ -75,7 +77,9 @@ class _Model:
         self._config = read_config(find_config(recipe.model))
         part = decoder_config(self._config)
         self._layers = next((part[name] for name in LAYERS if isinstance(part.get(name), int)), 0)
-        self._folder = TemporaryDirectory()  # deleted with this object
+        self._folder = tempfile.mkdtemp()
+        # deleted with this object, and at the end of a forked process, but by none that did not make it
+        Finalize(self, shutil.rmtree, (self._folder, True), exitpriority=0)
         self._paths: dict[int, str] = {}
         """The paths of the configs that were cut, by number of layers."""
         self._fewest, self._period = self._choose(recipe)
@@ -143,7 +147,7 @@ class _Model:
             part = decoder_config(config)
             part |= {name: layers for name in LAYERS if name in part}
             part |= {name: values[:layers] for name, values in self._lists().items()}
-            path = Path(self._folder.name) / f"{layers}.json"
+            path = Path(self._folder) / f"{layers}.json"
             path.write_text(json.dumps(config))
             self._paths[layers] = str(path)
         return self._paths[layers]

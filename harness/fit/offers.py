@@ -153,7 +153,7 @@ def simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Off
     step = profile.step
     needed = profile.memory.process_bytes or 0
     offer = _offer(device, needed, step.tokens_per_s, step.bound, fits)
-    tight = fits and is_tight(profile, device.memory_bytes - needed)
+    tight = is_tight(profile)
     return replace(
         offer,
         tight=tight,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing import get_context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from harness.allocator import Settings, parse_settings
 from harness.errors import CannotDivide, InputError
@@ -66,7 +66,7 @@ class Simulations:
 
     def formula(self, recipe: Recipe) -> Formula:
         """The recipe's formula, which is that of all its sizes. What is learned is added to it."""
-        name = recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1}).model_dump_json()
+        name = _without_sizes(recipe)
         if name not in self._formulas:
             self._formulas[name] = load(recipe, self.hardware)
             if self._few_layers is None:
@@ -223,24 +223,38 @@ def simulations_on(devices: Sequence[Hardware], told: Callable[[str], None]) -> 
 def all_at_once(wanted: Iterable[tuple[Simulations, Recipe]]) -> None:
     """Simulate recipes whose times are not known yet, in as many processes as there are cores.
 
-    The processes leave the formulas in the cache, where other Simulations find them. Where the cache cannot
-    be written to, or there is one core, or another thread runs, so that forking is not safe, each recipe is
-    simulated later instead, by whoever asks for its profile.
+    The processes leave the formulas in the cache, where other Simulations find them. Sizes of one recipe on
+    the same devices, which are kept in one formula, are simulated in one process: of two, each would write
+    over what the other found. Where the cache cannot be written to, or there is one core, or another thread
+    runs, so that forking is not safe, each recipe is simulated later instead, by whoever asks for its
+    profile.
     """
     waiting = [(simulations, recipe) for simulations, recipe in wanted if not simulations.is_timed(recipe)]
     if len(waiting) < 2 or not _may_fork():
         return
-    cores = len(os.sched_getaffinity(0))
+    together: dict[Any, list[tuple[Simulations, Recipe]]] = {}
+    for simulations, recipe in waiting:
+        one = (tuple(device.name for device in simulations.devices), _without_sizes(recipe))
+        same = together.setdefault(one, [])
+        same.append((same[0][0] if same else simulations, recipe))
+    shares: list[list[tuple[Simulations, Recipe]]] = [[] for _ in os.sched_getaffinity(0)]
+    for same in sorted(together.values(), key=len, reverse=True):
+        min(shares, key=len).extend(same)
     from harness.simulate import import_everything
 
     for _, recipe in waiting:
         import_everything(recipe)
     fork = get_context("fork").Process
-    processes = [fork(target=_simulate_into_cache, args=(waiting[n::cores],)) for n in range(cores)]
+    processes = [fork(target=_simulate_into_cache, args=(share,)) for share in shares if share]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
+
+
+def _without_sizes(recipe: Recipe) -> str:
+    """What all sizes of a recipe have in common."""
+    return recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1}).model_dump_json()
 
 
 def by_simulation(recipe: Recipe, simulations: Simulations, told: Callable[[str], None]) -> Pricing:
@@ -260,11 +274,22 @@ def by_simulation(recipe: Recipe, simulations: Simulations, told: Callable[[str]
     return price
 
 
-def both_at_once(simulations: Simulations, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+def both_at_once(
+    simulations: Simulations,
+    first: Callable[[], A],
+    second: Callable[[], B],
+    simulated: Recipe | None = None,
+) -> tuple[A, B]:
     """The results of two searches that both use `simulations`. Where possible the second runs in a process of
-    its own, and `simulations` then takes in what that learned. Raises what the searches raise."""
+    its own, and `simulations` then takes in what that learned. What a simulation of `simulated` imports is
+    imported once, for both. Raises what the searches raise."""
     if not _may_fork():
         return first(), second()
+    if simulated is not None:
+        from harness.simulate import import_everything
+
+        with suppress(InputError):  # the searches find out what cannot be simulated, and why
+            import_everything(simulated)
     context = get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
 

@@ -10,7 +10,7 @@ from harness.fit.search import FitField
 from harness.hardware import Hardware
 from harness.napkin import warnings_of
 from harness.recipe import Recipe, surprises_of_mesh
-from harness.step_profile import StepProfile, time_in_words, verdict
+from harness.step_profile import StepProfile, is_tight, time_in_words, verdict
 from harness.units import GIB, in_gib, in_ms
 
 
@@ -164,8 +164,8 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
             memory = exact.profile.memory
             peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
             yield f"    it allocates {peak} at most and reserves {reserved}"
-            if (said := verdict(exact.profile)).startswith("too tight"):
-                yield f"    {said}"
+            if is_tight(exact.profile):
+                yield f"    {verdict(exact.profile)}"
             if memory.host_bytes:
                 kind = "unified" if recipe.pages_optimizer else "host"
                 yield f"    it keeps {in_gib(memory.host_bytes)} more in {kind} memory"

@@ -35,6 +35,7 @@ class SimulatedTime:
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
+        self._host_op_s = hardware.calibration.host_op_s
         self.phase = ""
         self.recomputing = False
         """Whether the operators that are launched now repeat what forward has computed."""
@@ -126,7 +127,7 @@ class SimulatedTime:
         return operator_cost(self.hardware, func, args, kwargs, out, script)
 
     def launch(
-        self, cost: Cost, reads: Iterable[int] = (), module: str = "", touches: Sequence[Again] = ()
+        self, cost: Cost, reads: Sequence[int] = (), module: str = "", touches: Sequence[Again] = ()
     ) -> None:
         """Launch one operator of `module` that takes `cost`. It begins when the storages that it `reads` have
         arrived over the link, and finds in the L2 cache what is left there of what it `touches`."""
@@ -137,21 +138,24 @@ class SimulatedTime:
             share = self._cache.held_share(touches)
             if missed_s:
                 memory_s = missed_s - share * (missed_s - held_s)
-        self._host_s += self.hardware.calibration.host_op_s
-        self._device_waits_until(max(self._host_s, self._arrival(reads)))
+        self._host_s += self._host_op_s
+        phase, begins_s = self.phase, max(self._host_s, self._arrival(reads)) if reads else self._host_s
         busy_s = max(compute_s, memory_s - before_s)
-        self._done_s[self.stream] += before_s + busy_s
+        taken_s = before_s + busy_s
+        self._device_waits_until(begins_s)
+        self._done_s[self.stream] += taken_s
         if self.stream == 0:
             self._waited["memory"] += before_s
             self._waited["compute" if compute_s > memory_s - before_s else "memory"] += busy_s
-        self._kinds_s[self.phase][kind] += before_s + busy_s
-        self.modules_s[self.phase][module] += before_s + busy_s
-        self.kernels_s[self.phase][kernel_class] += busy_s
+        self._kinds_s[phase][kind] += taken_s
+        self.modules_s[phase][module] += taken_s
+        kernels_s = self.kernels_s[phase]
+        kernels_s[kernel_class] += busy_s
         if before_s:
-            self.kernels_s[self.phase]["dequantize"] += before_s
-        self.bytes_moved[self.phase] += moved
+            kernels_s["dequantize"] += before_s
+        self.bytes_moved[phase] += moved
         if flops:
-            self.flops[self.phase] += flops
+            self.flops[phase] += flops
             if self.recomputing:
                 self.recomputed_flops += flops
 
@@ -179,7 +183,8 @@ class SimulatedTime:
         """Note that a storage was freed. The device waits until no copy reads it any more, since its memory
         may be used again at once."""
         self._arrives_s.pop(storage, None)
-        self._device_waits_until(self._leaves_s.pop(storage, 0.0))
+        if storage in self._leaves_s:
+            self._device_waits_until(self._leaves_s.pop(storage))
 
     def _arrival(self, storages: Iterable[int]) -> float:
         """The moment at which all these storages have arrived over the link."""
@@ -187,10 +192,11 @@ class SimulatedTime:
 
     def _device_waits_until(self, moment_s: float) -> None:
         """Let the current stream go on at `moment_s` at the earliest."""
-        before_s = self._done_s.get(self.stream, 0.0)
-        self._done_s[self.stream] = max(before_s, moment_s)
-        if self.stream == 0:
-            self._waited["host"] += max(0.0, moment_s - before_s)
+        before_s = self._done_s.setdefault(self.stream, 0.0)
+        if moment_s > before_s:
+            self._done_s[self.stream] = moment_s
+            if self.stream == 0:
+                self._waited["host"] += moment_s - before_s
 
     def numbers(self) -> dict[Path, float]:
         """All moments and counters, by where they are."""

@@ -94,10 +94,7 @@ class SimulatedDevice(StorageTracker):
             moves = call.cost[0].bytes_moved
             call.tensors = touched_tensors(func, args, kwargs, out) if moves else []
         touches = self._touch(call.tensors, (args, kwargs, out)) if call.tensors else ()
-        recomputing = self.memory.phase == "backward" and self.paths.in_module
-        for clock, cost in zip(self.clocks, call.cost, strict=True):
-            clock.recomputing = recomputing
-            self._clock(clock, cost, func, args, touches)
+        self._clock(call.cost, func, args, touches)
 
     def _touch(self, tensors: Sequence[TouchedTensor], of_call: tuple[Any, ...]) -> list[Again]:
         """Note what an operator touches. Returns how long ago each of its tensors was touched before."""
@@ -133,14 +130,22 @@ class SimulatedDevice(StorageTracker):
         elif name == WAIT:
             self.communication.waited(args[0])
 
-    def _clock(
-        self, clock: SimulatedTime, cost: Cost, func: Any, args: Any, touches: Sequence[Again]
+    def _clock(self, costs: Sequence[Cost], func: Any, args: Any, touches: Sequence[Again]) -> None:
+        """Let each clock take the time of an operator: a kernel, a copy over the link, work of the host."""
+        backward = self.memory.phase == "backward"
+        module = self.memory.module or (self.paths.of_last_node if backward else "")
+        recomputing = backward and self.paths.in_module
+        for clock, cost in zip(self.clocks, costs, strict=True):
+            clock.recomputing = recomputing
+            if self.on_host:
+                self._clock_with_host(clock, cost, func, args, module, touches)
+            else:
+                clock.launch(cost, module=module, touches=touches)
+
+    def _clock_with_host(
+        self, clock: SimulatedTime, cost: Cost, func: Any, args: Any, module: str, touches: Sequence[Again]
     ) -> None:
-        """Let a clock take the time of an operator: a kernel, a copy over the link, or work of the host."""
-        module = self.memory.module or (self.paths.of_last_node if self.memory.phase == "backward" else "")
-        if not self.on_host:
-            clock.launch(cost, module=module, touches=touches)
-            return
+        """The same of one clock, where some storages are in the host's memory."""
         given = [key for tensor in tensors_in(args) if (key := self.key_of(tensor)) is not None]
         there = [key in self.on_host for key in given]
         if func._overloadpacket is aten.copy_ and len(given) == 2 and there[0] != there[1]:

@@ -36,13 +36,23 @@ def of_nccl(profile: StepProfile) -> str:
     return f"NCCL's buffers ({low} to {high}{each})" if count else ""
 
 
-def is_tight(profile: StepProfile, spare_bytes: int) -> bool:
-    """Whether what is not counted may take all `spare_bytes` of the device's memory. A measured run has shown
-    that it does not."""
-    if profile.source == "measured":
+def spare_bytes(profile: StepProfile) -> int | None:
+    """The bytes of the device's memory that a step leaves free, negative where so many are missing. None
+    where memory ran out, and where the peak or the size of a GPU's memory is not known."""
+    taken, device = profile.memory.taken_bytes(), profile.hardware
+    if profile.oom is not None or taken is None or device.memory_bytes is None or device.kind == "cpu":
+        return None
+    return device.memory_bytes - taken
+
+
+def is_tight(profile: StepProfile) -> bool:
+    """Whether a step fits by what is counted, and what is not counted may take all that it leaves free. A
+    measured run has shown that it does not."""
+    spare = spare_bytes(profile)
+    if profile.source == "measured" or spare is None or spare < 0:
         return False
     of_device = TIGHT * (profile.hardware.memory_bytes or 0)
-    return spare_bytes < max(of_device, communicators(profile) * NCCL_COMMUNICATOR[1])
+    return spare < max(of_device, communicators(profile) * NCCL_COMMUNICATOR[1])
 
 
 WORTH_SAYING = 1.1
@@ -86,14 +96,14 @@ def verdict(profile: StepProfile) -> str:
     taken = memory.taken_bytes()
     if taken is None:
         return "no peak is known"
-    if device.memory_bytes is None or device.kind == "cpu":
+    spare = spare_bytes(profile)
+    if spare is None:
         return f"takes {in_gib(taken)} on {device.name}"
-    spare = device.memory_bytes - taken
     room = f"{in_gib(device.memory_bytes)} of {device.name}"
     if spare < 0:
         return f"does not fit in the {room}: {in_gib(-spare)} are missing"
     nccl = of_nccl(profile)
-    if is_tight(profile, spare):
+    if is_tight(profile):
         uncounted = ", ".join(filter(None, (nccl, ALWAYS)))
         return f"too tight to call in the {room}: {in_gib(spare)} to spare, and not counted: {uncounted}"
     uncounted = f", {nccl} not counted" if nccl and profile.source != "measured" else ""

@@ -15,7 +15,7 @@ from harness.ask.form import describe_form
 from harness.ask.question import ASKED, read_question
 from harness.errors import InputError
 from harness.hardware.hardware import hardware_names
-from harness.recipe import EFFECTS, Recipe, check_recipe, shown
+from harness.recipe import EFFECTS, Recipe, check_recipe, load_recipe, shown
 from harness.simulate.simulated_run import simulate
 from harness.units import in_gib
 from tests.support.broken_recipes import BROKEN
@@ -145,10 +145,24 @@ def test_what_is_impossible_now_is_what_the_recipe_refuses() -> None:
         assert refused == (shown(value) in impossible.get(name, {}))
 
 
+def test_a_model_in_the_place_of_a_recipe_is_a_recipe_of_defaults() -> None:
+    """As `harness simulate llama-3.2-1b` takes it."""
+    named, asked = (arithmetic(f"{field}=llama-3.2-1b&adapter=lora") for field in ("recipe", "model"))
+    assert named["fits"]
+    assert named == asked
+    question = read_question("recipe=qwen3-8b&adapter=lora")
+    assert question.recipe == load_recipe("qwen3-8b", ["adapter=lora"])[1]
+    assert question.command == "harness simulate qwen3-8b adapter=lora hardware=h100"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("recipe=llama-3.1-8b-qlor", "Did you mean llama-3.1-8b-qlora?"),
+        (
+            "recipe=Qwen/Qwen3-4B",
+            "Another model is named by the field model: leave recipe out",
+        ),
         ("recipe=../../etc/passwd", "there is no '../../etc/passwd' among those of harness"),
         ("model=llama-3.2-1b&seq_len=1", "seq_len: 1 is not possible"),
         ("model=llama-3.2-1b&seqlen=8", "a question has no seqlen. Did you mean seq_len?"),

@@ -98,6 +98,15 @@ def test_a_path_that_is_too_wide_is_broken_and_its_numbers_stay_beside_it(capsys
     assert broken == path
 
 
+def test_a_path_or_a_list_is_broken_between_its_parts(capsys) -> None:
+    cells = "precision=bf16,adapter=lora,gradient_checkpointing=true,micro_batch_size=4"
+    print_table(
+        Terminal(width=80), rows_table(["cells", "peak", "n"], [[cells, "14.35 GiB", "15"]], wraps=(0,))
+    )
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "=" in line]
+    assert lines == ["precision=bf16,adapter=lora,gradient_checkpointing=true,", "micro_batch_size=4"]
+
+
 def test_a_line_is_broken_at_spaces_alone() -> None:
     line = "  note: " + "word " * 30 + "/a/path/" + "x" * 90
     parts = wrapped(line, 40)

@@ -126,6 +126,24 @@ def test_a_model_whose_layers_do_not_repeat_is_simulated_whole(
     assert FewLayers([H100], PLAIN).simulated(recipe, timed=False) is None
 
 
+def test_no_process_leaves_a_folder_or_deletes_another_s(tmp_path: Path, monkeypatch) -> None:
+    """Of configs that were cut, named by their number of layers."""
+    monkeypatch.setattr(simulations, "_may_fork", lambda: True)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "folders"))
+    (tmp_path / "folders").mkdir()
+    recipe = deep(tmp_path)
+    other, longer = (recipe.model_copy(update=more) for more in ({"attention": "eager"}, {"seq_len": 256}))
+
+    def folders() -> set[Path]:
+        return {path.parent for path in (tmp_path / "folders").glob("*/[0-9]*.json")}
+
+    few = Simulations(H100, few_layers=True)
+    simulations.both_at_once(few, lambda: few.profile(recipe), lambda: few.profile(other))
+    assert len(folders()) == 1  # this process's, which goes on with it
+    simulations.both_at_once(few, lambda: few.knows(recipe), lambda: few.profile(longer))
+    assert len(folders()) == 1
+
+
 def test_a_question_about_all_layers_forgets_few(tmp_path: Path) -> None:
     recipe = deep(tmp_path)
     few = Simulations(H100, few_layers=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.errors import InputError
-from harness.fit.simulations import Simulations, both_at_once
+from harness.fit.simulations import Simulations, all_at_once, both_at_once
 from harness.formula import Point
 from harness.hardware.hardware import find_hardware
 from harness.recipe import Recipe
@@ -59,3 +59,13 @@ def test_a_guess_is_forgotten_where_more_is_known(monkeypatch: pytest.MonkeyPatc
     fresh = Simulations(H100)
     searched(fresh, (8, 64))
     assert found.memory == fresh.profile(at(8, 64)).memory
+
+
+def test_no_process_writes_over_what_another_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three sizes of one recipe and one of another, on two cores: all are known afterwards."""
+    monkeypatch.setattr("harness.fit.simulations._may_fork", lambda: True)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    wanted = [at(3, 32), at(5, 32), at(7, 32), tiny(micro_batch_size=3, seq_len=32, attention="eager")]
+    all_at_once((Simulations(H100), recipe) for recipe in wanted)
+    known = Simulations(H100)
+    assert [known.is_timed(recipe) for recipe in wanted] == [True] * 4

@@ -193,6 +193,12 @@ def test_what_a_step_takes_is_told_at_the_end(emulate, tmp_path: Path) -> None:
     assert "tokens/s; MFU" in done.stderr
 
 
+def test_a_kernel_that_loses_what_is_written_at_its_end_says_what_a_step_takes(emulate) -> None:
+    """A notebook's kernel has a stream of its own in the place of sys.stderr, which nobody reads any more."""
+    done = emulate(code=f"{TRAINING}\nimport io, sys\nsys.stderr = io.StringIO()\n")
+    assert "virtual GPU: a step takes " in done.stderr
+
+
 def test_the_busy_time_is_that_of_the_device_in_use(emulate, tmp_path: Path) -> None:
     """With CUDA_VISIBLE_DEVICES=1 the program's device 0 is the second: the first one's account was read."""
     second = 'import os\nos.environ["CUDA_VISIBLE_DEVICES"] = "1"\n' + TRAINING

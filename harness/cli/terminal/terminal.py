@@ -1,6 +1,8 @@
 """A terminal that shows text from files without obeying it, with progress bars and tables."""
 
+import re
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -84,13 +86,27 @@ def print_table(console: Console, table: Table) -> None:
 def _fold_words(console: Console, table: Table) -> None:
     """Where the table is too wide by a word that may be broken, such as a module's path, break it."""
     over = _width(console, table, table.columns) - console.width
-    for column in table.columns:
+    for n, column in enumerate(table.columns):
         longest = max((cell_len(word) for cell in column.cells for word in str(cell).split()), default=0)
         if over > 0 and not column.no_wrap and longest - over >= NARROWEST:
-            column.max_width = longest - over
+            cells = [_broken(str(cell), longest - over) for cell in column.cells]
+            table.columns[n] = replace(column, max_width=longest - over, _cells=cells)
             return
 
 
+def _broken(cell: str, width: int) -> str:
+    """The cell in lines of at most `width` characters, each of which ends behind a space, or behind a
+    character that ends a part of a path or of a list, as long as its parts are short enough."""
+    lines = [""]
+    for part in _PARTS.findall(cell):
+        if cell_len((lines[-1] + part).rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines if line)
+
+
+_PARTS = re.compile(r"[^\s,/.]*(?:[,/.]+|\s+|$)")
+"""A part of a path or of a list, with the characters that end it."""
 NARROWEST = 40
 """Characters of a column whose words are broken: shorter words are none that anybody wants to see broken."""
 

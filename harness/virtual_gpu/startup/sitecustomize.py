@@ -58,7 +58,7 @@ def _say_if_unused(process, file):
         print(
             "virtual GPU: this program never used it: no process of it began to use CUDA. If it can choose "
             "its device, choose cuda.",
-            file=sys.stderr,
+            file=sys.__stderr__ or sys.stderr,  # a notebook's kernel loses the second at its end
         )
 
 

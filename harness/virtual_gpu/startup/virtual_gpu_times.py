@@ -160,20 +160,22 @@ class Times:
         return operations
 
     def _report(self):
-        """Print the report, and write it into the folder."""
+        """Print the report, and write it into the folder. It is printed where the process began to write: a
+        notebook's kernel puts a stream in the place of sys.stderr that nobody reads at its end."""
+        at_first = sys.__stderr__ or sys.stderr
         waited_ms = _C.virtual_gpu_waited() * 1e-6
         if _reports() and waited_ms >= 1:
             print(
                 f"virtual GPU: nobody really waited {waited_ms:,.0f} ms for the device: what the program "
                 "times by time.time() is shorter by it. `harness emulate --real-time` waits.",
-                file=sys.stderr,
+                file=at_first,
             )
         found = self.found()
         if found is None:
             return
         rank = os.environ.get("RANK")
         if _reports():
-            print("\n".join(_lines(found, self.hardware)), file=sys.stderr)
+            print("\n".join(_lines(found, self.hardware)), file=at_first)
         folder = os.environ.get("VIRTUAL_GPU_TIMES")
         if folder:
             name = f"process-{os.getpid()}" if rank is None else f"rank-{rank}-process-{os.getpid()}"
@@ -182,7 +184,7 @@ class Times:
                 with open(path, "w", encoding="utf-8") as file:
                     json.dump(found, file, indent=1)
             except OSError as error:
-                print(f"virtual GPU: cannot write {path}: {error.strerror}.", file=sys.stderr)
+                print(f"virtual GPU: cannot write {path}: {error.strerror}.", file=at_first)
 
 
 def _reports():
