@@ -88,7 +88,8 @@ def launch(context: Context) -> Result:
 
 def _processor() -> str:
     """The name that Linux gives the processor."""
-    found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    about = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    found = re.search(r"^model name\s*: (.*)", about, re.MULTILINE)
     return found[1] if found else platform.processor()
 
 

@@ -60,7 +60,8 @@ def memory_s(
     launches: Any = 1,
     held_share: float | None = None,
 ) -> Any:
-    """Seconds of `launches` kernels that move `bytes_moved` together, evenly. `held_share`: see held_bytes."""
+    """Seconds of `launches` kernels that move `bytes_moved` together, evenly. For `held_share` see
+    held_bytes."""
     of_one = bytes_moved / numbers.maximum(launches, 1)
     held = held_bytes(numbers, memory, fitted, of_one, held_share)
     in_cache_s = held / (memory.fp32_flops_per_s * fitted["l2_bytes_per_flop"])

@@ -105,10 +105,10 @@ class Described:
 
 def _letters(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> str:
     """See Estimate.accesses."""
-    given = {name: "-rwb"[is_read + 2 * is_written] for name, is_read, is_written in accesses(func, args, kwargs)}
+    given = {name: "-rwb"[reads + 2 * writes] for name, reads, writes in accesses(func, args, kwargs)}
+    results = given_results(func, out if isinstance(out, list | tuple) else (out,))
     of_arguments = "".join(given.get(argument.name, "-") for argument in func._schema.arguments)
-    results = out if isinstance(out, list | tuple) else (out,)
-    return f"{of_arguments}|{''.join('-' if was_given else 'w' for was_given in given_results(func, results))}"
+    return f"{of_arguments}|{''.join('-' if was_given else 'w' for was_given in results)}"
 
 
 def _operator(name: str) -> Any:

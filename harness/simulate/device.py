@@ -5,6 +5,7 @@ from math import inf
 from typing import Any
 
 import torch
+
 from harness.kernels import (
     Free,
     Keep,
@@ -90,7 +91,8 @@ class SimulatedDevice(StorageTracker):
     def _take_time(self, call: Call, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Let each clock take the time of one operator, whose results are allocated."""
         if call.cost is None:
-            call.cost = [clock.cost(func, args, kwargs, out, call.script) for clock in self.clocks]
+            script = call.script or ()
+            call.cost = [clock.cost(func, args, kwargs, out, script) for clock in self.clocks]
             moves = call.cost[0].bytes_moved
             call.tensors = touched_tensors(func, args, kwargs, out) if moves else []
         touches = self._touch(call.tensors, (args, kwargs, out)) if call.tensors else ()

@@ -22,6 +22,7 @@ SHARED_BYTES = 64 * 1024 * 1024
 """In a storage of at most this size all views are touched together: it is as large as the largest caches.
 The place of a tensor is the address of its storage, and in a larger one that of its first element."""
 
+
 class TouchedTensor(NamedTuple):
     """A tensor that every call of an operator on such shapes reads or writes as a whole."""
 

@@ -52,6 +52,8 @@ FIRST_TORCH, LAST_TORCH = (2, 11), (2, 15)
 """The oldest and the newest release of PyTorch that the virtual GPU was tried with."""
 CUDNN = "libvirtual_gpu_cudnn.so"
 """The library in front of the real cuDNN, which it calls."""
+RUNTIME = ("memory.c", "processes.c", "runtime.c", "streams.c", "clock.c", "l2_cache.c", "crash.c")
+"""The sources of the CUDA runtime."""
 CXX = ("c++", "g++", "clang++")
 OPERATORS = "libvirtual_gpu_operators.so"
 """The library that tells the clock which operator runs. It is C++, compiled against PyTorch's headers, and is
@@ -151,7 +153,7 @@ def _parts(installed: Torch) -> dict[str, tuple[str, ...]]:
     """The C sources of each library, by the library's file name."""
     major = installed.cuda_major
     return {
-        f"libcudart.so.{major}": ("memory.c", "processes.c", "runtime.c", "streams.c", "clock.c", "l2_cache.c", "crash.c"),
+        f"libcudart.so.{major}": RUNTIME,
         f"libcublas.so.{major}": ("cublas.c",),
         f"libcublasLt.so.{major}": ("cublasLt.c",),
         "libcuda.so.1": ("driver.c",),

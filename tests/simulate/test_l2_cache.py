@@ -1,4 +1,4 @@
-"""What the L2 cache holds of an operator's tensors, beside the formula that was fitted to benchmarks and by hand."""
+"""What the L2 cache holds, by the formula that was fitted to benchmarks and by hand."""
 
 import math
 
