@@ -44,7 +44,12 @@ OTHER_DEVICES = Path(__file__).with_name("aiconfigurator.csv")
 MANY_BYTES = 1e6
 SUSTAINED_CLOCK = {
     "8.0": (1200 / 1410, "A100 under load: github.com/liangan1/GPU_travel, performance/flash-attn"),
-    "9.0": (1575 / 1980, "computing and communicating: github.com/deepseek-ai/DeepGEMM/issues/120"),
+    "9.0": (
+        (1575 + 1500) / 2 / 1980,
+        "computing and communicating: github.com/deepseek-ai/DeepGEMM/issues/120; an H200 of 700 W under full "
+        "load: github.com/tile-ai/TileOPs/pull/1588",
+    ),
+    "10.0": (1580 / 1965, "attention in a loop: github.com/flashinfer-ai/flashinfer/pull/2899"),
 }
 """By compute capability: the clock at the power limit over the one that kernels run at between pauses. A
 kernel that is measured alone does not show it; in a training step the device is at that limit."""
