@@ -46,8 +46,7 @@ SUSTAINED_CLOCK = {
     "8.0": (1200 / 1410, "A100 under load: github.com/liangan1/GPU_travel, performance/flash-attn"),
     "9.0": (
         (1575 + 1500) / 2 / 1980,
-        "computing and communicating: github.com/deepseek-ai/DeepGEMM/issues/120; an H200 of 700 W under full "
-        "load: github.com/tile-ai/TileOPs/pull/1588",
+        "two devices: github.com/deepseek-ai/DeepGEMM/issues/120, github.com/tile-ai/TileOPs/pull/1588",
     ),
     "10.0": (1580 / 1965, "attention in a loop: github.com/flashinfer-ai/flashinfer/pull/2899"),
 }

@@ -110,7 +110,7 @@ def test_products_of_shapes_that_were_kept_aside():
 def test_a_device_at_its_power_limit_is_slower():
     alone, at_work = (product(H100, "bf16", 2048, 2048, 2048, sustained=s) for s in (False, True))
     assert at_work > alone
-    limited = replace(H100, calibration=H100.calibration.model_copy(update={"sustained_clock": 0.6}))
+    limited = replace(H100, calibration=H100.calibration.model_copy(update={"sustained_clock": 0.5}))
     assert product(limited, "bf16", 8192, 8192, 8192) > 1.3 * product(H100, "bf16", 8192, 8192, 8192)
 
 
