@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch.torch_version import TorchVersion
 from torch.utils._device import _device_constructors
 
@@ -21,7 +23,6 @@ from harness.recipe import Recipe, list_models, list_recipes, load_recipe
 from harness.simulate.simulated_run import simulate
 from harness.step_profile import StepProfile, explain_oom
 from harness.system import TorchRelease, recipes_folder
-from tests.support.releases import ANGLES_BY_PRODUCT
 from tests.support.tiny import cut, tiny
 
 MiB = 2**20
@@ -82,6 +83,7 @@ FALLING = {
 virtual GPU (harness/virtual_gpu, h100): under 2.11 with transformers 5.17, whose rotary angles are a product;
 under 2.11 and 2.13 with later ones; and under 2.15, which keeps no workspaces."""
 KEEPS_WORKSPACES = TorchRelease.of(torch.__version__).keeps_cublas_workspaces
+ANGLES_BY_PRODUCT = Version(transformers.__version__) < Version("5.19")
 HERE = "torch 2.15" if not KEEPS_WORKSPACES else "transformers 5.17" if ANGLES_BY_PRODUCT else "torch 2.13"
 
 
