@@ -129,7 +129,7 @@ SLOW = (
     "tests/parallel",
     "tests/project/test_contributing.py::test_the_walk",  # a command, traced
     "tests/project/test_packaging.py",  # builds a wheel
-    "tests/project/test_toggle_reads.py::test_the_page",
+    "tests/project/test_pages.py",  # every page made again
     "tests/recipe/test_file.py",
     "tests/report/test_first_words.py::test_the_report_of_a_simulation",
     "tests/report/test_report.py",

@@ -347,10 +347,6 @@ def test_a_stale_document_is_noticed(profiles, capsys):
     assert "good.measured.json" in capsys.readouterr().err
 
 
-def test_the_committed_document_is_what_the_committed_profiles_give():
-    assert profiles_readme.main(["--check"]) == 0
-
-
 def test_predictions_are_renewed_beside_what_was_measured(tmp_path, monkeypatch):
     folder = tmp_path / "l4"
     folder.mkdir()

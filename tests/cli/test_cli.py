@@ -100,6 +100,14 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "fit llama-3.1-8b-qlora --gpus 2 --quick": ("unless the recipe says parallel=ddp",),
     "shard llama-3.2-1b-bf16 --gpus 0": ("at least 1",),
     "validate --tolerance -1 smoke": ("at least 0",),
+    "fit tinyllama-lora --quick --exact": ("--quick",),
+    "fit tinyllama-lora --margin 1": ("--margin",),
+    "fit tinyllama-lora --memory lots": ("--memory lots",),
+    "hardware tinyllama-lora --price h200": ("--price h200",),
+    "hardware tinyllama-lora --tokens 50k,x": ("--tokens",),
+    "hardware tinyllama-lora --tokens 0": ("--tokens",),
+    "hardware --tokens 35M": ("--tokens",),
+    "shard llama-3.2-3b-offload-optimizer --gpus 2": ("offload",),
 }
 
 
