@@ -63,17 +63,6 @@ def test_what_follows_the_steps_is_simulated_as_the_command_does():
         harness.simulate("smoke", evaluation={"batches": 1})
 
 
-def test_the_answers_are_those_of_the_commands():
-    napkin = harness.napkin("smoke", hardware="l4", **SMALL)
-    simulated = harness.simulate("smoke", hardware="l4", **SMALL)
-    assert (napkin.source, simulated.source) == ("napkin", "simulated")
-    assert napkin.hardware.name == simulated.hardware.name == "l4"
-    assert napkin.recipe == simulated.recipe
-    quarter = harness.simulate("smoke", hardware="l4", memory=2**28, allocator="expandable_segments:True")
-    assert quarter.hardware.memory_bytes == 2**28
-    assert "expandable_segments=True" in quarter.provenance["allocator"]
-
-
 def test_a_simulation_leaves_a_folder(tmp_path: Path):
     profile = harness.simulate("smoke", out=tmp_path / "here", **SMALL)
     assert harness.load_profile(tmp_path / "here") == profile

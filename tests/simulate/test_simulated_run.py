@@ -4,7 +4,6 @@ That the simulated step is the real one is shown in simulate/test_simulate_equal
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,20 +163,6 @@ def test_the_optimizer_state_is_made_in_the_first_step() -> None:
 def torch_keeps_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before 2.15 torch keeps cuBLAS' workspaces for the life of the process."""
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
-
-
-@pytest.mark.usefixtures("torch_keeps_workspaces")
-def test_a_measured_workspace_takes_the_place_of_pytorchs_default() -> None:
-    """PyTorch's default on an H100 is 32 MiB for each of two threads; 10 MiB were measured here."""
-    h100 = find_hardware("h100")
-    calibration = h100.calibration.model_copy(update={"cublas_workspace_bytes": 10 * MiB})
-    default, measured = (
-        simulated(tiny(), device).memory for device in (h100, replace(h100, calibration=calibration))
-    )
-    loss = 512  # of the step before, which is still held
-    others = (default.at_peak.other_bytes, measured.at_peak.other_bytes)
-    assert others == (64 * MiB + loss, 10 * MiB + loss)
-    assert (default.peak_allocated_bytes or 0) - (measured.peak_allocated_bytes or 0) == 54 * MiB
 
 
 def test_two_runs_are_the_same() -> None:

@@ -34,13 +34,6 @@ def test_new_gone_grown_and_shrunk() -> None:
     assert diff.by_category()["optimizer_state"] == (0, 512)
 
 
-def test_the_same_is_no_change() -> None:
-    one = of([entry("alloc", 512, MOVE), entry("alloc", 1024, FORWARD)])
-    diff = diff_held(one, one)
-    assert {change.kind for change in diff.changes} == {"same"}
-    assert diff.as_json()["changes"] == []
-
-
 @given(held, held)
 def test_the_changes_add_up(before: dict[Holder, Amount], after: dict[Holder, Amount]) -> None:
     diff = diff_held(before, after)
