@@ -98,8 +98,26 @@ class _Names(TorchDispatchMode):
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func._overloadpacket.__name__)
+        if not func.is_view:
+            self.names.append(func._overloadpacket.__name__)
         return func(*args, **(kwargs or {}))
+
+
+def test_flash_pads_the_head_dim_to_a_multiple_of_8() -> None:
+    """pad_last_dim<8> in attention.cpp: query, key and value are copied; the output is cut."""
+    query = meta(2, 8, 512, 60, requires_grad=True)
+    with _Names() as mode:
+        out = attention_on_meta(query, query, query, None, 0.0, True, None, False, "flash")
+    assert out.shape == (2, 8, 512, 60)
+    assert mode.names.count("constant_pad_nd") == 3
+
+
+def test_a_mask_of_bools_becomes_numbers() -> None:
+    """convert_boolean_attn_mask: where(mask, 0, -inf), two scalars."""
+    query, mask = meta(2, 8, 512, 64, requires_grad=True), meta(2, 1, 512, 512, dtype=torch.bool)
+    with _Names() as mode:
+        attention_on_meta(query, query, query, mask, 0.0, False, None, False, "efficient")
+    assert mode.names[:3] == ["scalar_tensor", "scalar_tensor", "where"]
 
 
 @pytest.mark.parametrize(("length", "copied"), [(512, False), (511, True)])

@@ -31,6 +31,15 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16, requires_grad: bool =
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=requires_grad)
 
 
+def test_a_head_dim_that_is_no_multiple_of_8_is_padded() -> None:
+    q, saved = meta(1, 128, 4, 20, requires_grad=True), list[tuple[int, ...]]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)) or t, lambda t: t):
+        out = flash_attention(2).func(q, q, q)
+    assert saved[:4] == [(1, 128, 4, 24)] * 4
+    assert out.shape == (1, 128, 4, 20)
+    assert torch.autograd.grad(out, q, torch.empty_like(out))[0].shape == (1, 128, 4, 20)
+
+
 def test_deterministic_backward_of_version_2() -> None:
     """nsplits = 132 / (2 * 8), rounded up: 9 copies of dq_accum on an H100, 7 on an A100."""
     q = meta(2, 256, 8, 64)
