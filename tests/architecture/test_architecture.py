@@ -65,27 +65,10 @@ def test_parameters_of_any_family_are_about_those_of_the_built_model(name):
 
 
 FAMILIES = [
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "gemma",
-    "gemma2",
-    "phi3",
-    "phi",
-    "gpt2",
-    "gpt_neox",
+    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "phi", "gpt2", "gpt_neox"),
 ]
 FAMILIES += [
-    "qwen3_moe",
-    "granite",
-    "olmo2",
-    "gemma3_text",
-    "starcoder2",
-    "deepseek_v2",
-    "qwen3_next",
-    "glm4",
+    *("qwen3_moe", "granite", "olmo2", "gemma3_text", "starcoder2", "deepseek_v2", "qwen3_next", "glm4"),
 ]
 
 

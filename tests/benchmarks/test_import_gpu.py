@@ -81,14 +81,10 @@ def test_each_result_goes_to_its_place(brought):
     status, profiles, traces = brought(*everything())
     assert status == 0
     assert sorted(files_below(profiles)) == [
-        "h200/calibration.json",
-        "h200/llama-3.1-8b-lora.measured.json",
-        "h200/llama-3.1-8b-lora.napkin.json",
-        "h200/llama-3.1-8b-lora.simulated.json",
-        "h200/programme/calibrate.json",
-        "h200/programme/predict.json",
-        "h200/programme/traces.json",
-        "h200/programme/validate.json",
+        *("h200/calibration.json", "h200/llama-3.1-8b-lora.measured.json"),
+        *("h200/llama-3.1-8b-lora.napkin.json", "h200/llama-3.1-8b-lora.simulated.json"),
+        *("h200/programme/calibrate.json", "h200/programme/predict.json"),
+        *("h200/programme/traces.json", "h200/programme/validate.json"),
     ]
     assert sorted(files_below(traces)) == ["1b-bf16.json.gz"]
     assert (

@@ -60,12 +60,7 @@ def test_a_simulation_against_itself_has_no_difference(tmp_path: Path) -> None:
     read = read_snapshot(path)
     diff = diff_traces(recording_of(read).trace, trace())
     assert [p.phase for p in diff.phases] == [
-        "data",
-        "forward",
-        "backward",
-        "forward",
-        "backward",
-        "optimizer_step",
+        *("data", "forward", "backward", "forward", "backward", "optimizer_step"),
     ]
     assert diff.divergences == diff.only_real == diff.only_simulated == []
     assert all(p.aligned and p.matching == p.real_events > 0 for p in diff.phases)

@@ -130,14 +130,8 @@ def test_an_option_of_another_command_is_no_field_of_this_one(call, words):
 @pytest.mark.parametrize(
     "arguments",
     [
-        "run smoke --resume {}",
-        "run smoke --out {}",
-        "run smoke data={}",
-        "napkin smoke model={}",
-        "napkin {}",
-        "report {}",
-        "sweep smoke seq_len=8,16 --out {}",
-        "snapshot show {}.pickle",
+        *("run smoke --resume {}", "run smoke --out {}", "run smoke data={}", "napkin smoke model={}"),
+        *("napkin {}", "report {}", "sweep smoke seq_len=8,16 --out {}", "snapshot show {}.pickle"),
     ],
 )
 def test_a_name_that_no_file_can_have_is_one_paragraph(call, tmp_path, monkeypatch, arguments):

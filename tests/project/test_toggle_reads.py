@@ -79,14 +79,8 @@ match recipe.quantization:
     case "nf4": pass
 """
     every = {
-        "loss",
-        "adapter",
-        "attention",
-        "optimizer",
-        "offload",
-        "precision",
-        "quantization",
-        "max_grad_norm",
+        *("loss", "adapter", "attention", "optimizer", "offload", "precision"),
+        *("quantization", "max_grad_norm"),
     }
     assert values_compared(ast.walk(ast.parse(seen)), "a.py") == every
     assert sum(bool(values_compared(nodes(file), file)) for file in files()) > 5
