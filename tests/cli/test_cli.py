@@ -66,59 +66,6 @@ def test_schema_describes_every_field(call):
     assert all("description" in field for name, field in schema["properties"].items() if name != "model")
 
 
-REFUSED: dict[str, tuple[str, ...]] = {
-    # a command or an option that is misspelt
-    "runn smoke": ("Did you mean 'run'?", "--help`"),
-    "run smoke --snapshots": ("--snapshot", "--help`"),
-    "run smoke --jsonn": ("--json", "--help`"),
-    "run": ("Missing argument 'recipe'", "--help`"),
-    "recipes sho smoke": ("Did you mean 'show'?", "--help`"),
-    "run smoke --out": ("--out", "--help`"),
-    # a value that cannot be: what fields take, tests/recipe says
-    "run smoek": ("smoek", "Did you mean smoke"),
-    "run smoke steps=many": ("steps: many", "whole number"),
-    "run smoke quantization=nf4": ("quantization", "adapter"),
-    "run smoke --device tpu": ("--device tpu", "cpu"),
-    "run smoke --device cuda:99": ("--device cuda:99", "cpu"),
-    "run smoke model=no-such-model": ("model: no-such-model",),
-    "run smoke model=./absent.json": ("absent.json",),
-    "run smoke data=absent.txt": ("absent.txt",),
-    "run smoke attention=flash_attention_2 precision=bf16 --device cpu": ("attention", "GPU"),
-    # an option that is a field
-    "run smoke --seq-len 512": ("Write seq_len=VALUE, without dashes",),
-    "napkin smoke --hardware h100": ("Write hardware=VALUE, without dashes",),
-    "fit smoke --gpu h100": ("Write hardware=VALUE, without dashes",),
-    # a word in the wrong place
-    "run smoke hardware=h100": ("`harness simulate`",),
-    "hardware smoke --price l4=1 h100=2.5": ("--price h100=2.5",),
-    "hardware --json": ("Give its name",),
-    "hardware --gpus 2": ("Give its name",),
-    "hardware --best": ("Give its name",),
-    "hardware llama-3.2-1b-bf16 --best --gpus 2": ("Give one",),
-    "hardware llama-3.2-1b-bf16 --gpus 1,x": ("as in 1,2,4,8",),
-    "fit llama-3.2-1b-bf16 --gpus 0": ("as in 1,2,4,8",),
-    "fit llama-3.1-8b-qlora --gpus 2 --quick": ("unless the recipe says parallel=ddp",),
-    "shard llama-3.2-1b-bf16 --gpus 0": ("at least 1",),
-    "validate --tolerance -1 smoke": ("at least 0",),
-    "fit tinyllama-lora --quick --exact": ("--quick",),
-    "fit tinyllama-lora --margin 1": ("--margin",),
-    "fit tinyllama-lora --memory lots": ("--memory lots",),
-    "hardware tinyllama-lora --price h200": ("--price h200",),
-    "hardware tinyllama-lora --tokens 50k,x": ("--tokens",),
-    "hardware tinyllama-lora --tokens 0": ("--tokens",),
-    "hardware --tokens 35M": ("--tokens",),
-    "shard llama-3.2-3b-offload-optimizer --gpus 2": ("offload",),
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_is_one_paragraph_and_leaves_nothing(call, tmp_path, words):
-    status, out, err = call(*words.split())
-    assert (status, out, one_paragraph(err)) == (2, "", True), err
-    assert all(said in err for said in REFUSED[words]), err
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     "words", ["run smoke --hardware h100", "recipes --seq_len 512", "run smoke --verbose"]
 )

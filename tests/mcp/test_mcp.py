@@ -270,12 +270,6 @@ def test_a_connection_is_refused_whoever_makes_it():
     assert done.stdout.splitlines() == ["this server reaches no network."] * 2, done.stderr
 
 
-def test_a_folder_that_is_none_is_refused(call: Call):
-    status, _, err = call("mcp", "nothing")
-    assert status == 2
-    assert "is no folder. Give folders of runs" in err
-
-
 def test_the_guide_s_configuration_is_of_this_command():
     text = (ROOT / "docs/mcp.md").read_text()
     (block,) = [part.partition("```")[0] for part in text.split("```json\n")[1:]]

@@ -21,7 +21,6 @@ from harness.napkin.prediction import predict
 from harness.recipe.file import load_recipe
 from harness.serve.server import server_of
 from harness.sweep import plan_sweep, run_cells, sweep_of
-from tests.support.commands import Call
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -278,12 +277,6 @@ def test_a_bug_is_a_page_and_a_traceback_in_the_terminal(
     assert answer.status == 500
     assert "Traceback" not in answer.body
     assert "TypeError" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", [("no-such-folder",), (".", "--port", "99999"), (".", "--port", "-1")])
-def test_bad_input_is_one_paragraph(arguments: tuple[str, ...], call: Call):
-    status, _, err = call("serve", *arguments)
-    assert (status, err.count("\n")) == (2, 1)
 
 
 def test_an_empty_folder_says_how_to_begin(tmp_path: Path):
