@@ -75,13 +75,6 @@ def test_temporaries_count_while_they_are_held() -> None:
     assert second.died < first.died  # the last one made goes first
 
 
-def test_a_workspace_stays_and_is_nobodys() -> None:
-    memory = memory_of()
-    memory.keep_workspace(8 * MiB)
-    (span,) = memory.live_spans()
-    assert (span.size_bytes, span.category) == (8 * MiB, "other")
-
-
 def test_out_of_memory_leaves_what_was_there() -> None:
     memory = memory_of(capacity_bytes=24 * MiB)
     born(memory, 0, 3 * MiB)

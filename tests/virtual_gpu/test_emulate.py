@@ -234,10 +234,6 @@ print({{line.split()[-1].rsplit("/", 1)[0] for line in maps if "libcuda.so" in l
     assert folder == str({str(libraries()[0].parent)})
 
 
-def test_the_command_of_the_driver_shows_the_virtual_device(emulate) -> None:
-    assert "NVIDIA H100 80GB HBM3" in emulate("nvidia-smi").stdout
-
-
 def test_a_program_s_own_sitecustomize_is_imported(
     emulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
