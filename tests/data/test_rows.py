@@ -27,7 +27,6 @@ from transformers import (
 )
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
-from harness.data.documents import LONGEST_LINE_BYTES
 from harness.data.rows import pack
 from harness.errors import InputError, MissingDependency
 from harness.recipe.recipe import Recipe
@@ -480,46 +479,6 @@ def test_as_many_micro_batches_as_the_message_says_are_walked_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("a.txt", "", "is empty"),
-        ("a.txt", " \n\n", "is empty"),
-        ("a.jsonl", "", "is empty"),
-        ("a.jsonl", "\n\n", "is empty"),
-        ("a.txt", "abc", "holds 4 tokens, and one sequence needs seq_len: 16"),
-        ("a.txt", b"\x00\x01\x02", "NUL bytes"),
-        ("a.txt", b"caf\xe9", "not UTF-8 text \\(byte 3"),
-        ("a.jsonl", b'{"text": "caf\xe9"}', "line 1 is not UTF-8"),
-        ("a.jsonl", '{"text": "a"}\n{"text": ', "line 2 is not JSON"),
-        ("a.jsonl", "[" * 100_000, "line 1 is not JSON"),
-        ("a.jsonl", "[1]\n", "line 1 is a JSON list, not an object"),
-        ("a.jsonl", '{"question": "a"}\n', "line 1 lacks the fields .* it has 'question'"),
-        ("a.jsonl", '{"prompt": "a"}\n', "line 1 lacks the fields"),
-        ("a.jsonl", '\n{"text": null}\n', "line 2: `text` is null"),
-        ("a.jsonl", '{"text": "\\ud800"}\n', "line 1: `text` is not Unicode"),
-        ("a.jsonl", b'{"text": "' + b"a" * LONGEST_LINE_BYTES + b'"}', "line 1 is longer than 16 MiB"),
-        (
-            "a.jsonl",
-            '{"prompt": "' + "a" * 16 + '", "completion": "b"}\n',
-            "nothing to predict: none of its 1",
-        ),
-        ("a.jsonl", '{"text": ""}\n', "nothing to predict"),
-        ("a.csv", "a,b\n", "suffix .csv"),
-        ("a", "abc", "suffix \\(none\\)"),
-    ],
-    ids=lambda value: repr(value[:24]) if isinstance(value, str | bytes) else None,
-)
-def test_a_bad_file_is_one_paragraph(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
-    path = written(tmp_path, name, content)
-    with pytest.raises(InputError, match=says) as failure:
-        batches_of(path, seq_len=16)
-    message = str(failure.value)
-    assert message.startswith(f"data: {path}")
-    assert "\n" not in message
-    assert len(message) < 600 + len(str(path))
-
-
-@pytest.mark.parametrize(
     ("data", "says"),
     [
         ("missing.txt", "does not exist"),
@@ -543,11 +502,6 @@ def test_a_path_is_never_looked_up_as_a_dataset(
     with pytest.raises(InputError, match=says):
         batches_of(data)
     assert not asked
-
-
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is a folder"):
-        batches_of(tmp_path)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read every file")
