@@ -135,14 +135,6 @@ def test_out_is_refused_when_it_is_taken_or_impossible(call, tmp_path):
         assert said in err
 
 
-def test_missing_package_names_the_extra(call, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)  # import raises ImportError
-    status, _, err = call("run", write_recipe(tmp_path, data="someone/some-dataset"))
-    assert status == 2
-    assert one_paragraph(err)
-    assert "pip install 'finetune-harness[data]'" in err
-
-
 def test_a_broken_installation_names_the_package():
     code = (
         "import sys\n"

@@ -175,11 +175,6 @@ def test_two_runs_are_the_same() -> None:
     assert document() == document()
 
 
-def test_compile_is_refused_with_a_way_out() -> None:
-    with pytest.raises(InputError, match=r"compile: true cannot be simulated.*harness napkin"):
-        simulate(tiny(compile=True), T4)
-
-
 def test_offloaded_bytes_lie_on_the_host() -> None:
     plain, offloaded = simulated(tiny(), T4), simulated(tiny(offload=["optimizer"]), T4)
     assert plain.memory.host_bytes is None

@@ -2,6 +2,7 @@
 the code of a model raises in a step is told as a sentence; what is ours is not."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from harness.architecture.config_file import read_config
-from harness.errors import InputError
+from harness.errors import InputError, MissingDependency
 from harness.hardware.hardware import find_hardware
 from harness.recipe.recipe import Recipe
 from harness.simulate.simulated_run import simulate
@@ -214,3 +215,31 @@ def test_a_rank_that_is_gone_is_no_fault_of_the_model(monkeypatch: pytest.Monkey
     _failing(monkeypatch, gathers)
     with pytest.raises(RuntimeError, match="Connection reset by peer"):
         train(tiny(), 1)
+
+
+WITHOUT: dict[str, tuple[dict[str, Any], str]] = {
+    "peft": ({"adapter": "lora"}, r"adapter: lora needs the package peft.* pip install peft"),
+    "liger_kernel.transformers": ({"loss": "fused_linear"}, r"finetune-harness\[liger\]"),
+    "trl": ({"loss": "fused_lm_head"}, r"loss: fused_lm_head .*finetune-harness\[dpo\]"),
+    "trl.trainer": ({"task": "dpo", "lora_dropout": 0.0}, r"finetune-harness\[dpo\]"),
+    "torchao.float8": ({"precision": "bf16", "fp8": True}, r"finetune-harness\[torchao\]"),
+    "torchao.optim": ({"optimizer": "adamw_torch_8bit"}, r"finetune-harness\[torchao\]"),
+    "galore_torch": ({"optimizer": "galore_adamw"}, r"finetune-harness\[galore\]"),
+    "apollo_torch": ({"optimizer": "apollo_adamw"}, r"finetune-harness\[apollo\]"),
+    "schedulefree": ({"optimizer": "adamw_schedule_free"}, r"finetune-harness\[schedule-free\]"),
+}
+
+
+@pytest.mark.parametrize("package", WITHOUT)
+def test_without_its_package_a_toggle_names_what_to_install(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Liger's kernels would be refused on a CPU
+    fields, said = WITHOUT[package]
+    whole = package.partition(".")[0]
+    for name in [name for name in sys.modules if name.startswith(f"{whole}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in {whole, package}:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingDependency, match=said):
+        built(tiny(**fields))
