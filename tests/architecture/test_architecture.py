@@ -3,8 +3,6 @@ that cannot be built from is one sentence with the field, its value and what to 
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +143,6 @@ def test_a_file_that_is_no_config_is_one_sentence(tmp_path, content):
     assert refused(path).startswith(f"model: {path}")
     with pytest.raises(InputError, match="no-such-model"):
         load_shape("no-such-model")
-
-
-def test_reading_a_shape_imports_no_torch():
-    code = "import sys, harness.architecture, harness.napkin, harness.hardware; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "harness.hardware.roofline" in done.stdout.split()
-    assert "torch" not in done.stdout.split()
 
 
 HOSTILE = [0, -1, 3, 1.5, "x", "M*", [], ["x"], [1, "a", None], {}, True, None, 10**6, 10**12, "auto"]

@@ -190,15 +190,20 @@ def test_a_library_s_notice_about_kernels_is_kept_out():
     assert (logger.isEnabledFor(logging.WARNING), logger.isEnabledFor(logging.ERROR)) == (False, True)
 
 
-@pytest.mark.parametrize("command", [["--help"], ["recipes"], ["recipes", "show", "smoke"], ["schema"]])
+@pytest.mark.parametrize(
+    "command",
+    [["--help"], ["recipes"], ["recipes", "show", "smoke"], ["schema"], ["napkin", "llama-3.1-70b-qlora"]],
+    ids=" ".join,
+)
 def test_light_commands_import_no_torch(command):
+    heavy = {"torch", "transformers", "peft", *(("numpy",) if command[0] != "napkin" else ())}
     code = (
         "import sys\n"
         f"sys.argv = ['harness', *{command!r}]\n"
         "from harness.cli.app import main\n"
         "try:\n    main()\n"
         "finally:\n"
-        "    heavy = {'torch', 'transformers', 'numpy', 'peft'} & set(sys.modules)\n"
+        f"    heavy = {heavy!r} & set(sys.modules)\n"
         "    assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
