@@ -66,6 +66,11 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "validate no.json": ("cannot read the profile no.json",),
     "validate no.json seq_len=4": ("seq_len=4 cannot change the recipe of a profile",),
     "validate tiny.yaml --tolerance -1": ("--tolerance",),
+    "validate tiny.yaml adapter=lora lora_targets=nope": (
+        "there is no answer to compare. Note: there is no",
+    ),
+    "validate tiny.yaml compile=true": ("only a napkin profile, and nothing to hold it against. Note: ",),
+    **{f"{command} tiny.yaml --memory lots": ("lots",) for command in ("napkin", "simulate", "shard")},
     "fit tiny.yaml --exact --field steps": ("--field steps",),
     # snapshots, reports, differences
     "snapshot show no.pickle": ("there is no no.pickle",),
