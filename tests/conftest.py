@@ -109,7 +109,6 @@ SLOW = (
     "tests/cli/test_simulate.py",
     "tests/data/test_examples.py::test_the_commands_refuse_it",
     "tests/data/test_rows.py::test_the_loss_is_the_one_of_transformers_trainer",
-    "tests/data/test_rows.py::test_the_optional_packages",
     "tests/fit/test_advice.py",
     "tests/fit/test_card_count.py",
     "tests/fit/test_confirmed.py",  # simulations, many a test
@@ -129,7 +128,7 @@ SLOW = (
     "tests/parallel",
     "tests/project/test_contributing.py::test_the_walk",  # a command, traced
     "tests/project/test_packaging.py",  # builds a wheel
-    "tests/project/test_toggle_reads.py::test_the_page",
+    "tests/project/test_pages.py",  # every page made again
     "tests/recipe/test_file.py",
     "tests/report/test_first_words.py::test_the_report_of_a_simulation",
     "tests/report/test_report.py",

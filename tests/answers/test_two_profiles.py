@@ -219,23 +219,6 @@ def test_two_environments(call: Call, tmp_path: Path, monkeypatch: pytest.Monkey
     assert any("sitecustomize" in place for place in places)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("one.json",), "there are 1 arguments"),
-        (("one.json", "two.json"), "cannot read the profile one.json"),
-        (("tiny.yaml", "--python", "python"), "--python is given 1 times"),
-        (("tiny.yaml", "--python", "/nowhere/python", "--python", "python"), "No such file"),
-        (("tiny.yaml", "--python", "/bin/false", "--python", "python"), "does not run there: nothing"),
-        (("a.json", "b.json", "--memory", "16GiB"), "--memory belongs to a recipe"),
-    ],
-)
-def test_bad_input(call: Call, arguments: tuple[str, ...], words: str) -> None:
-    status, out, err = call(*arguments)
-    assert (status, out) == (2, "")
-    assert words in err
-
-
 def test_the_workflow_of_the_guide(tmp_path: Path, monkeypatch) -> None:
     """Its steps, run one after the other as a runner does, with a recipe and a baseline that grew."""
     text = (ROOT / "docs/ci.md").read_text().split("<!-- workflow -->\n```yaml\n")[1].split("```")[0]

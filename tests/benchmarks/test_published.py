@@ -16,7 +16,7 @@ from benchmarks.published.titan import told
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.check import check_recipe
-from pages.profiles.published import errors_of, readme
+from pages.profiles.published import errors_of
 from tests.support.napkin_oracle import keeps_workspaces
 
 SEVERAL = json.loads((FOLDER / "distributed.json").read_text(encoding="utf-8"))
@@ -99,10 +99,6 @@ def test_napkin_answers_as_committed():
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_simulate_as_committed(name):
     assert allocated_row(CASES[name], device_of(CASES[name])) == ROWS[name]["simulated_bytes"]
-
-
-def test_the_page_is_that_of_the_results():
-    assert (FOLDER / "README.md").read_text(encoding="utf-8") == readme(RESULTS, SEVERAL, EMULATED, FSDP1)
 
 
 # Several GPUs -----------------------------------------------------------------------------------------

@@ -10,17 +10,8 @@ from benchmarks.questions import QUESTIONS, RESULTS, ask
 FOUND = json.loads(RESULTS.read_bytes())
 LIBRARIES = ("torch", "transformers", "peft")
 SLOW = (
-    "evaluation",
-    "lengths",
-    "qlora-14b",
-    "gemma-27b",
-    "cheapest",
-    "cheapest-best",
-    "seventy",
-    "seventy-16",
-    "toggles",
-    "dpo",
-    "dpo-full",
+    *("evaluation", "lengths", "qlora-14b", "gemma-27b", "cheapest", "cheapest-best", "seventy"),
+    *("seventy-16", "toggles", "dpo", "dpo-full"),
 )
 OF_TWO_ENVIRONMENTS = "versions"
 

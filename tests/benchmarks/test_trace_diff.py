@@ -1,9 +1,15 @@
-"""Trace diff: a simulation does not differ from itself, and planted differences are found, only those."""
+"""Trace diff: a simulation does not differ from itself, and planted differences are found, only those.
+Sequences are aligned as by the textbook's longest common subsequence."""
 
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.trace_diff.alignment import align
 from benchmarks.trace_diff.in_words import trace_diff_lines
 from benchmarks.trace_diff.traces import Group, diff_traces
 from harness.hardware.hardware import find_hardware
@@ -54,12 +60,7 @@ def test_a_simulation_against_itself_has_no_difference(tmp_path: Path) -> None:
     read = read_snapshot(path)
     diff = diff_traces(recording_of(read).trace, trace())
     assert [p.phase for p in diff.phases] == [
-        "data",
-        "forward",
-        "backward",
-        "forward",
-        "backward",
-        "optimizer_step",
+        *("data", "forward", "backward", "forward", "backward", "optimizer_step"),
     ]
     assert diff.divergences == diff.only_real == diff.only_simulated == []
     assert all(p.aligned and p.matching == p.real_events > 0 for p in diff.phases)
@@ -173,3 +174,52 @@ def test_a_recording_of_somebody_else_is_compared_whole() -> None:
     assert {g.place for g in diff.only_real} <= {"models/llama.py:7 forward"}
     assert place_of([cpp]) == place_of([]) == NO_STACK
     assert place_of([cpp, torch_frame]) == "modules/linear.py:1 forward"
+
+
+sequences = st.lists(st.integers(0, 3), max_size=14)
+
+
+def longest_common_subsequence(one: list[int], other: list[int]) -> int:
+    """Its length, by the textbook's table."""
+    above = [0] * (len(other) + 1)
+    for x in one:
+        row = [0]
+        for j, y in enumerate(other):
+            row.append(above[j] + 1 if x == y else max(above[j + 1], row[j]))
+        above = row
+    return above[-1]
+
+
+@given(sequences, sequences)
+def test_matches_are_equal_in_order_and_as_many_as_can_be(one: list[int], other: list[int]) -> None:
+    alignment = align(one, other)
+    i = j = 0
+    for start, other_start, length in alignment.matches:
+        assert length > 0
+        assert (start, other_start) != (i, j) or (i, j) == (0, 0)  # runs that touch are one run
+        assert start >= i
+        assert other_start >= j
+        assert one[start : start + length] == other[other_start : other_start + length]
+        i, j = start + length, other_start + length
+    assert alignment.complete
+    assert sum(match.length for match in alignment.matches) == longest_common_subsequence(one, other)
+
+
+def test_too_many_differences_leave_the_common_beginning_and_end() -> None:
+    one, other = [1, 2, *range(100, 150), 3], [1, 2, *range(200, 250), 3]
+    alignment = align(one, other, max_differences=20)
+    assert not alignment.complete
+    assert alignment.matches == [(0, 0, 2), (52, 52, 1)]
+    assert align(one, other, max_differences=100).complete
+
+
+def test_a_hundred_thousand_events_of_repeating_layers_are_aligned() -> None:
+    """A textbook's table of them would have ten thousand million places."""
+    rng = random.Random(0)
+    layer = [rng.randrange(30) for _ in range(600)]
+    one = layer * 160
+    other = list(one)
+    for _ in range(500):
+        other.pop(rng.randrange(len(other)))
+    alignment = align(one, other)
+    assert sum(match.length for match in alignment.matches) == len(other)

@@ -67,68 +67,18 @@ def test_schema_describes_every_field(call):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["runn", "smoke"], "Did you mean 'run'?"),
-        (["run", "smoke", "--snapshots"], "--snapshot"),
-        (["run", "smoke", "--jsonn"], "--json"),
-        (["run"], "Missing argument 'recipe'"),
-        (["recipes", "sho", "smoke"], "Did you mean 'show'?"),
-        (["run", "smoke", "--out"], "--out"),
-    ],
-    ids=" ".join,
+    "words", ["run smoke --hardware h100", "recipes --seq_len 512", "run smoke --verbose"]
 )
-def test_misspelt_command_or_option(call, arguments, said):
-    status, out, err = call(*arguments)
-    assert (status, out) == (2, "")
-    assert one_paragraph(err)
-    assert said in err
-    assert "--help`" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["smoek"], ["smoek", "Did you mean smoke"]),
-        (["smoke", "stepz=3"], ["stepz", "Did you mean steps"]),
-        (["smoke", "steps=many"], ["steps: many", "whole number"]),
-        (["smoke", "steps=-1"], ["steps: -1"]),
-        (["smoke", "seq_len=0"], ["seq_len: 0"]),
-        (["smoke", "learning_rate=.nan"], ["learning_rate"]),
-        (["smoke", "learning_rate=.inf"], ["learning_rate"]),
-        (["smoke", "precision=fp8"], ["precision: fp8", "bf16"]),
-        (["smoke", "quantization=nf4"], ["quantization", "adapter"]),
-        (["smoke", "steps"], ["key=value"]),
-        (["smoke", "steps="], ["steps"]),
-        (["smoke", "--device", "tpu"], ["--device tpu", "cpu"]),
-        (["smoke", "--device", "cuda:99"], ["--device cuda:99", "cpu"]),
-        (["smoke", "model=no-such-model"], ["model: no-such-model"]),
-        (["smoke", "model=./absent.json"], ["absent.json"]),
-        (["smoke", "data=absent.txt"], ["absent.txt"]),
-        (["smoke", "attention=flash_attention_2", "precision=bf16", "--device", "cpu"], ["attention", "GPU"]),
-    ],
-    ids=lambda value: " ".join(value) if "=" in " ".join(value) else None,
-)
-def test_bad_values_are_one_paragraph_and_leave_nothing(call, tmp_path, arguments, said):
-    status, out, err = call("run", *arguments)
-    assert (status, out) == (2, "")
-    assert one_paragraph(err), err
-    for words in said:
-        assert words in err
-    assert list(tmp_path.iterdir()) == []
+def test_an_option_of_another_command_is_no_field_of_this_one(call, words):
+    status, _, err = call(*words.split())
+    assert (status, one_paragraph(err), "Write" in err) == (2, True, False)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        "run smoke --resume {}",
-        "run smoke --out {}",
-        "run smoke data={}",
-        "napkin smoke model={}",
-        "napkin {}",
-        "report {}",
-        "sweep smoke seq_len=8,16 --out {}",
-        "snapshot show {}.pickle",
+        *("run smoke --resume {}", "run smoke --out {}", "run smoke data={}", "napkin smoke model={}"),
+        *("napkin {}", "report {}", "sweep smoke seq_len=8,16 --out {}", "snapshot show {}.pickle"),
     ],
 )
 def test_a_name_that_no_file_can_have_is_one_paragraph(call, tmp_path, monkeypatch, arguments):
@@ -144,38 +94,18 @@ def write_recipe(folder: Path, **fields: object) -> str:
     return "recipe.yaml"
 
 
-BAD_FILES = {
+BAD_FILES = {  # more of them: tests/recipe, tests/architecture, tests/data
     "missing recipe": lambda folder: "absent.yaml",
-    "recipe is a folder": lambda folder: (folder / "r.yaml").mkdir() or "r.yaml",
-    "recipe is binary": lambda folder: (folder / "r.yaml").write_bytes(bytes(range(256))) and "r.yaml",
     "recipe is not YAML": lambda folder: (folder / "r.yaml").write_text("model: [") and "r.yaml",
-    "recipe is a list": lambda folder: (folder / "r.yaml").write_text("- model") and "r.yaml",
-    "recipe is empty": lambda folder: (folder / "r.yaml").write_text("") or "r.yaml",
     "config is not JSON": lambda folder: (
         (folder / "c.json").write_text("{") and write_recipe(folder, model="c.json")
-    ),
-    "config is a list": lambda folder: (
-        (folder / "c.json").write_text("[1]") and write_recipe(folder, model="c.json")
-    ),
-    "config of no known model": lambda folder: (
-        (folder / "c.json").write_text('{"model_type": "nonesuch"}') and write_recipe(folder, model="c.json")
     ),
     "config does not build": lambda folder: (
         (folder / "c.json").write_text(json.dumps({**json.loads(LLAMA.read_text()), "hidden_size": 63}))
         and write_recipe(folder, model="c.json")
     ),
     "folder without a config": lambda folder: (folder / "m").mkdir() or write_recipe(folder, model="m"),
-    "empty data": lambda folder: (folder / "d.txt").write_text("") or write_recipe(folder, data="d.txt"),
-    "too short data": lambda folder: (
-        (folder / "d.txt").write_text("a") and write_recipe(folder, data="d.txt")
-    ),
-    "binary data": lambda folder: (
-        (folder / "d.txt").write_bytes(b"\xff\xfe\x00" * 99) and write_recipe(folder, data="d.txt")
-    ),
     "data is a folder": lambda folder: (folder / "d.txt").mkdir() or write_recipe(folder, data="d.txt"),
-    "data is not JSON lines": lambda folder: (
-        (folder / "d.jsonl").write_text("{\n") and write_recipe(folder, data="d.jsonl")
-    ),
     "data without text": lambda folder: (
         (folder / "d.jsonl").write_text('{"body": "x"}\n') and write_recipe(folder, data="d.jsonl")
     ),
@@ -205,14 +135,6 @@ def test_out_is_refused_when_it_is_taken_or_impossible(call, tmp_path):
         assert said in err
 
 
-def test_missing_package_names_the_extra(call, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)  # import raises ImportError
-    status, _, err = call("run", write_recipe(tmp_path, data="someone/some-dataset"))
-    assert status == 2
-    assert one_paragraph(err)
-    assert "pip install 'finetune-harness[data]'" in err
-
-
 def test_a_broken_installation_names_the_package():
     code = (
         "import sys\n"
@@ -237,45 +159,6 @@ def test_pictures_are_refused_before_the_first_cell(call, monkeypatch):
     status, out, err = call("sweep", "smoke", "micro_batch_size=1,2", "--napkin", "--png")
     assert (status, out, one_paragraph(err)) == (2, "", True)
     assert "a picture needs the package matplotlib" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "hint"),
-    [
-        (("run", "smoke", "--seq-len", "512"), "seq_len=VALUE"),
-        (("napkin", "smoke", "--hardware", "h100"), "hardware=VALUE"),
-        (("fit", "smoke", "--gpu", "h100"), "hardware=VALUE"),
-        (("run", "smoke", "--hardware", "h100"), None),
-        (("recipes", "--seq_len", "512"), None),
-        (("run", "smoke", "--verbose"), None),
-    ],
-)
-def test_an_option_that_is_a_field_is_told_how_fields_are_written(call, arguments, hint):
-    status, _, err = call(*arguments)
-    assert (status, one_paragraph(err)) == (2, True)
-    assert f"Write {hint}, without dashes" in err if hint else "Write" not in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("run", "smoke", "hardware=h100"), "`harness simulate`"),
-        (("hardware", "smoke", "--price", "l4=1", "h100=2.5"), "--price h100=2.5"),
-        (("hardware", "--json"), "Give its name"),
-        (("hardware", "--gpus", "2"), "Give its name"),
-        (("hardware", "--best"), "Give its name"),
-        (("hardware", "llama-3.2-1b-bf16", "--best", "--gpus", "2"), "Give one"),
-        (("hardware", "llama-3.2-1b-bf16", "--gpus", "1,x"), "as in 1,2,4,8"),
-        (("fit", "llama-3.2-1b-bf16", "--gpus", "0"), "as in 1,2,4,8"),
-        (("fit", "llama-3.1-8b-qlora", "--gpus", "2", "--quick"), "unless the recipe says parallel=ddp"),
-        (("shard", "llama-3.2-1b-bf16", "--gpus", "0"), "at least 1"),
-        (("validate", "--tolerance", "-1", "smoke"), "at least 0"),
-    ],
-)
-def test_a_word_in_the_wrong_place_is_told_its_own(call, arguments, said):
-    status, _, err = call(*arguments)
-    assert (status, one_paragraph(err)) == (2, True)
-    assert said in err
 
 
 def test_a_terminal_without_our_signs_spells_them():
@@ -307,15 +190,20 @@ def test_a_library_s_notice_about_kernels_is_kept_out():
     assert (logger.isEnabledFor(logging.WARNING), logger.isEnabledFor(logging.ERROR)) == (False, True)
 
 
-@pytest.mark.parametrize("command", [["--help"], ["recipes"], ["recipes", "show", "smoke"], ["schema"]])
+@pytest.mark.parametrize(
+    "command",
+    [["--help"], ["recipes"], ["recipes", "show", "smoke"], ["schema"], ["napkin", "llama-3.1-70b-qlora"]],
+    ids=" ".join,
+)
 def test_light_commands_import_no_torch(command):
+    heavy = {"torch", "transformers", "peft", *(("numpy",) if command[0] != "napkin" else ())}
     code = (
         "import sys\n"
         f"sys.argv = ['harness', *{command!r}]\n"
         "from harness.cli.app import main\n"
         "try:\n    main()\n"
         "finally:\n"
-        "    heavy = {'torch', 'transformers', 'numpy', 'peft'} & set(sys.modules)\n"
+        f"    heavy = {heavy!r} & set(sys.modules)\n"
         "    assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -10,7 +10,7 @@ import pytest
 
 from harness.cli.terminal.profile_tables import _data
 from harness.data import check_data, documents
-from harness.data.documents import LARGEST_BYTES, read_examples
+from harness.data.documents import LARGEST_BYTES, LONGEST_LINE_BYTES, read_examples
 from harness.data.examples import MOST_MESSAGES, Example, read_example
 from harness.errors import InputError
 from harness.recipe.recipe import Recipe
@@ -117,13 +117,26 @@ def test_a_parquet_file_is_read_row_by_row(tmp_path: Path) -> None:
         ("a.json", "[1]", "example 1 is a JSON int"),
         ("a.json", '{"text": "a"}\n{"text": "b"}\n', "JSON lines are called .jsonl"),
         ("a.csv", "a,b", "suffix .csv"),
-        ("a.txt", b"\xff\xfe\x00", "NUL"),
+        ("a", "abc", "suffix \\(none\\)"),
+        ("a.txt", " \n\n", "is empty"),
+        ("a.jsonl", "\n\n", "is empty"),
+        ("a.txt", b"\x00\x01\x02", "NUL bytes"),
+        ("a.txt", b"caf\xe9", "not UTF-8 text \\(byte 3"),
+        ("a.jsonl", b'{"text": "caf\xe9"}', "line 1 is not UTF-8"),
+        ("a.jsonl", '{"text": "a"}\n{"text": ', "line 2 is not JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1 is not JSON"),
+        ("a.jsonl", "[1]\n", "line 1 is a JSON list, not an object"),
+        ("a.jsonl", '{"prompt": "a"}\n', "line 1 lacks the fields"),
+        ("a.jsonl", '\n{"text": null}\n', "line 2: `text` is null"),
+        ("a.jsonl", '{"text": "\\ud800"}\n', "line 1: `text` is not Unicode"),
+        ("a.jsonl", b'{"text": "' + b"a" * LONGEST_LINE_BYTES + b'"}', "line 1 is longer than 16 MiB"),
         ("a.txt", "14 bytes of it", "holds 15 tokens, and one sequence needs seq_len: 16"),
         ("a.jsonl", '{"text": ""}\n' * 150, "none of its 150 documents has text to learn"),
         ("a.jsonl", '{"instruction": "do", "output": ""}\n', "leaves nothing to predict"),
         ("a.json", '[{"messages": [{"role": "user", "content": "who?"}]}]', "leaves nothing to predict"),
         ("a.jsonl", '{"prompt": "longer than a row", "completion": "b"}\n', "shorter prompts"),
     ],
+    ids=lambda value: repr(value[:24]) if isinstance(value, str | bytes) else None,
 )
 def test_an_estimate_refuses_what_a_run_refuses(
     tmp_path: Path, name: str, content: str | bytes, says: str
@@ -140,6 +153,9 @@ def test_an_estimate_refuses_what_a_run_refuses(
             refused()
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
+    assert messages[0].startswith(f"data: {path}")
+    assert "\n" not in messages[0]
+    assert len(messages[0]) < 600 + len(str(path))
 
 
 @pytest.mark.parametrize(

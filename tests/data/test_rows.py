@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -27,12 +26,10 @@ from transformers import (
 )
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
-from harness.data.documents import LONGEST_LINE_BYTES
 from harness.data.rows import pack
 from harness.errors import InputError, MissingDependency
 from harness.recipe.recipe import Recipe
 from harness.training.batches import Batches, build_batches
-from tests.support.places import ROOT
 
 VOCAB_SIZE = 300
 END = 256  # the byte-level end-of-document token
@@ -480,46 +477,6 @@ def test_as_many_micro_batches_as_the_message_says_are_walked_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("a.txt", "", "is empty"),
-        ("a.txt", " \n\n", "is empty"),
-        ("a.jsonl", "", "is empty"),
-        ("a.jsonl", "\n\n", "is empty"),
-        ("a.txt", "abc", "holds 4 tokens, and one sequence needs seq_len: 16"),
-        ("a.txt", b"\x00\x01\x02", "NUL bytes"),
-        ("a.txt", b"caf\xe9", "not UTF-8 text \\(byte 3"),
-        ("a.jsonl", b'{"text": "caf\xe9"}', "line 1 is not UTF-8"),
-        ("a.jsonl", '{"text": "a"}\n{"text": ', "line 2 is not JSON"),
-        ("a.jsonl", "[" * 100_000, "line 1 is not JSON"),
-        ("a.jsonl", "[1]\n", "line 1 is a JSON list, not an object"),
-        ("a.jsonl", '{"question": "a"}\n', "line 1 lacks the fields .* it has 'question'"),
-        ("a.jsonl", '{"prompt": "a"}\n', "line 1 lacks the fields"),
-        ("a.jsonl", '\n{"text": null}\n', "line 2: `text` is null"),
-        ("a.jsonl", '{"text": "\\ud800"}\n', "line 1: `text` is not Unicode"),
-        ("a.jsonl", b'{"text": "' + b"a" * LONGEST_LINE_BYTES + b'"}', "line 1 is longer than 16 MiB"),
-        (
-            "a.jsonl",
-            '{"prompt": "' + "a" * 16 + '", "completion": "b"}\n',
-            "nothing to predict: none of its 1",
-        ),
-        ("a.jsonl", '{"text": ""}\n', "nothing to predict"),
-        ("a.csv", "a,b\n", "suffix .csv"),
-        ("a", "abc", "suffix \\(none\\)"),
-    ],
-    ids=lambda value: repr(value[:24]) if isinstance(value, str | bytes) else None,
-)
-def test_a_bad_file_is_one_paragraph(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
-    path = written(tmp_path, name, content)
-    with pytest.raises(InputError, match=says) as failure:
-        batches_of(path, seq_len=16)
-    message = str(failure.value)
-    assert message.startswith(f"data: {path}")
-    assert "\n" not in message
-    assert len(message) < 600 + len(str(path))
-
-
-@pytest.mark.parametrize(
     ("data", "says"),
     [
         ("missing.txt", "does not exist"),
@@ -543,11 +500,6 @@ def test_a_path_is_never_looked_up_as_a_dataset(
     with pytest.raises(InputError, match=says):
         batches_of(data)
     assert not asked
-
-
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is a folder"):
-        batches_of(tmp_path)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read every file")
@@ -606,8 +558,3 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path, config: Pre
         batches_of(path, weights="pretrained", tokenizer_source=str(folder))
     assert str(failure.value).startswith(f"model: {folder}")
     assert "\n" not in str(failure.value)
-
-
-def test_the_optional_packages_are_imported_when_needed() -> None:
-    code = "import sys, harness.data; sys.exit(bool({'transformers', 'datasets'} & {*sys.modules}))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -14,7 +14,6 @@ from harness.fit.changes import WORTHWHILE, Change, Price, by_arithmetic, combin
 from harness.hardware.hardware import find_hardware, hardware_names, parse_bytes, with_memory
 from harness.napkin import estimate, predict, required_bytes
 from harness.recipe import Recipe, load_recipe
-from tests.support.places import LLAMA
 
 RTX_4090 = find_hardware("rtx-4090")
 GIB = 2**30
@@ -301,28 +300,6 @@ def test_of_a_divided_recipe_all_cards_are_paid_for_and_all_tokens_counted():
 # The commands -----------------------------------------------------------------------------------
 
 
-def test_napkin_prints_a_derivation_and_json():
-    text = command("napkin", "tinyllama-lora", "hardware=a10g")
-    assert text.exit_code == 0
-    assert "A10G" in text.stdout
-    document = json.loads(command("napkin", "tinyllama-lora", "seq_len=256", "--json").stdout)
-    assert (document["source"], document["recipe"]["seq_len"]) == ("napkin", 256)
-
-
-def test_fit_answers_for_a_size_and_for_a_device():
-    small = command("fit", "mistral-7b-qlora", "--memory", "16GiB", "--quick")
-    assert small.exit_code == 0
-    assert "largest micro_batch_size" in small.stdout
-    assert "not seen to fit" in small.stdout
-    device = command("fit", "mistral-7b-qlora", "--hardware", "rtx-4090", "--quick", "--json")
-    document = json.loads(device.stdout)
-    assert document["largest_seq_len"] > 2048
-    assert not document["seen_by_simulation"]
-    nothing = command("fit", "llama-3.1-8b-full-bf16", "--hardware", "rtx-4090", "--quick")
-    assert nothing.exit_code == 3
-    assert "optimizer_in_backward=true" in nothing.stdout
-
-
 def test_a_quick_fit_says_what_fills_the_memory():
     """Qwen3-14B has 151,936 words: three fp32 tensors of 4,096 tokens' logits (one kept, two gradients)."""
     asked = ("fit", "qwen3-14b", "quantization=nf4", "adapter=lora", "seq_len=4096", "hardware=rtx-4090")
@@ -402,35 +379,3 @@ def test_what_does_not_fit_is_named_once_with_its_memory():
     assert not any(" rtx-4090 " in line for line in lines[:first])
     assert " ".join(" ".join(lines[first:]).split()).count(" rtx-4090 (23.6 GiB)") == 1
     assert max(map(len, lines[:first])) <= 80
-
-
-def test_shard_lists_every_strategy(tmp_path):
-    (tmp_path / "tiny.yaml").write_text(f"model: {LLAMA}\nprecision: fp16-mixed\n")
-    text = command("shard", str(tmp_path / "tiny.yaml"), "--gpus", "16").stdout
-    assert all(
-        name in text
-        for name in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2", "hybrid", "model parallel", "tensor")
-    )
-    rows = json.loads(command("shard", str(tmp_path / "tiny.yaml"), "--gpus", "16", "--json").stdout)
-    assert {"strategy", "states", "peak_bytes", "sent_bytes", "exposed_s"} <= set(rows[0])
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("napkin", "tinyllama-lora", "hardware=cray"),
-        ("napkin", "tinyllama-lora", "hardware=l4", "hardware=t4"),
-        ("napkin", "no-such-recipe"),
-        ("fit", "tinyllama-lora", "--memory", "lots"),
-        ("fit", "tinyllama-lora", "--quick", "--exact"),
-        ("fit", "tinyllama-lora", "--margin", "1"),
-        ("hardware", "tinyllama-lora", "--price", "h200"),
-        ("hardware", "tinyllama-lora", "--tokens", "50k examples"),
-        ("hardware", "tinyllama-lora", "--tokens", "0"),
-        ("hardware", "--tokens", "35M"),
-        ("shard", "tinyllama-lora", "--gpus", "0"),
-        ("shard", "llama-3.2-3b-offload-optimizer", "--gpus", "2"),
-    ],
-)
-def test_bad_input_is_an_input_error(arguments):
-    assert isinstance(command(*arguments).exception, InputError)

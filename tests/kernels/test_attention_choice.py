@@ -1,8 +1,8 @@
 """Which attention kernel CUDA runs, and what it takes: the checks of sdp_utils.cpp one by one.
 
 Sources under pytorch's aten/src/ATen/native/transformers: cuda/sdp_utils.cpp (which kernel; each case names
-the check), cuda/flash_attn/flash_api.cpp, cuda/attention.cu, cuda/attention_backward.cu and
-cuda/mem_eff_attention/kernel_backward.h (what it takes). Bytes are worked out in the tests.
+the check), cuda/flash_attn/flash_api.cpp and cuda/attention.cu (what it takes, worked out in the tests). More
+of what kernels take was recorded: test_recorded_calls.py, tests/simulate/test_recorded_traces.py.
 """
 
 from typing import Any
@@ -103,55 +103,30 @@ class _Names(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def run(
-    backend: Any, width: int = 64, mask: Tensor | None = None, heads: int = 8
-) -> tuple[Tensor, list[str]]:
-    query = meta(2, 8, 512, width, requires_grad=True)
-    key = meta(2, heads, 512, width, requires_grad=True)
-    with _Names() as mode:
-        out = attention_on_meta(query, key, key, mask, 0.0, mask is None, None, heads != 8, backend)
-    return out, mode.names
-
-
-@pytest.mark.parametrize("backend", ["flash", "efficient", "cudnn", "math"])
-def test_every_kernel_gives_the_shape_and_a_gradient(backend: str) -> None:
-    out, names = run(backend)
-    assert (out.shape, out.dtype) == ((2, 8, 512, 64), BF16)
-    assert out.grad_fn is not None
-    fused = [name for name in names if name.startswith("_scaled_dot_product")]
-    assert fused == ([] if backend == "math" else [f"_scaled_dot_product_{backend}_attention"])
-
-
 def test_flash_pads_the_head_dim_to_a_multiple_of_8() -> None:
     """pad_last_dim<8> in attention.cpp: query, key and value are copied; the output is cut."""
-    out, names = run("flash", width=60)
+    query = meta(2, 8, 512, 60, requires_grad=True)
+    with _Names() as mode:
+        out = attention_on_meta(query, query, query, None, 0.0, True, None, False, "flash")
     assert out.shape == (2, 8, 512, 60)
-    assert names.count("constant_pad_nd") == 3
+    assert mode.names.count("constant_pad_nd") == 3
 
 
 def test_a_mask_of_bools_becomes_numbers() -> None:
     """convert_boolean_attn_mask: where(mask, 0, -inf), two scalars."""
-    _, names = run("efficient", mask=meta(2, 1, 512, 512, dtype=torch.bool))
-    assert names[:3] == ["scalar_tensor", "scalar_tensor", "where"]
-
-
-def test_a_mask_with_rows_of_odd_length_is_copied() -> None:
-    """preprocess_mask, is_aligned: strides of 8 numbers."""
-    _, names = run("efficient", mask=meta(2, 1, 512, 512))
-    assert "constant_pad_nd" not in names
-    query, key = meta(2, 8, 511, 64, requires_grad=True), meta(2, 8, 511, 64)
+    query, mask = meta(2, 8, 512, 64, requires_grad=True), meta(2, 1, 512, 512, dtype=torch.bool)
     with _Names() as mode:
-        attention_on_meta(query, key, key, meta(2, 1, 511, 511), 0.0, False, None, False, "efficient")
-    assert "constant_pad_nd" in mode.names
+        attention_on_meta(query, query, query, mask, 0.0, False, None, False, "efficient")
+    assert mode.names[:3] == ["scalar_tensor", "scalar_tensor", "where"]
 
 
-def test_math_repeats_grouped_heads_and_computes_in_fp32() -> None:
-    """_scaled_dot_product_attention_math: both operands times the root of the scale, the mask in place."""
-    _, names = run("math", heads=2)
-    assert names[:3] == ["_to_copy"] * 3
-    assert names.count("bmm") == 2
-    assert "add_" in names
-    assert "_safe_softmax" in names
+@pytest.mark.parametrize(("length", "copied"), [(512, False), (511, True)])
+def test_a_mask_with_rows_of_odd_length_is_copied(length: int, copied: bool) -> None:
+    """preprocess_mask, is_aligned: strides of 8 numbers."""
+    query, key = meta(2, 8, length, 64, requires_grad=True), meta(2, 8, length, 64)
+    with _Names() as mode:
+        attention_on_meta(query, key, key, meta(2, 1, length, length), 0.0, False, None, False, "efficient")
+    assert ("constant_pad_nd" in mode.names) == copied
 
 
 # ---- inside the kernel -------------------------------------------------------------------------------
@@ -165,7 +140,6 @@ def taken(func: Any, *args: Any, out: Any = None, gpu: Gpu = H100, **named: Any)
 
 
 FLASH = aten._scaled_dot_product_flash_attention.default
-FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
 
 
 def test_flash_forward() -> None:
@@ -177,27 +151,7 @@ def test_flash_forward() -> None:
     assert taken(FLASH, few, few, few, 0.0, True) == [4 * 4 * 1024 * 4, 4 * 4 * 1024 * 64 * 4]
 
 
-def test_flash_backward() -> None:
-    """mha_bwd: softmax_d {2, 8, 384}, dq_accum {2, 384, 8, 96}: 300 rows in blocks of 128, 72 in 96. Grouped
-    heads: dK and dV {2, 300, 8, 72} of every query head. Then a copy of what is not (batch, length, ...).
-    """
-    rows_first = meta(2, 300, 8, 72).transpose(1, 2)
-
-    def backward(grad: Tensor, key_heads: int) -> list[int]:
-        query, key = meta(2, 8, 300, 72), meta(2, key_heads, 300, 72)
-        seeds = meta(2, dtype=torch.int64)
-        sums = meta(2, 8, 300, dtype=FP32)
-        args = (grad, query, key, key, rows_first, sums, None, None, 300, 300, 0.0, True, seeds, seeds)
-        return taken(FLASH_BACKWARD, *args, out=(query, key, key))
-
-    inside = [2 * 8 * 384 * 4, 2 * 384 * 8 * 96 * 4]
-    assert backward(rows_first, 8) == inside
-    assert backward(rows_first, 2) == [*inside, *[2 * 300 * 8 * 72 * 2] * 2]
-    assert backward(meta(2, 8, 300, 72), 8) == [2 * 8 * 300 * 72 * 2, *inside]
-
-
 EFFICIENT = aten._scaled_dot_product_efficient_attention.default
-EFFICIENT_BACKWARD = aten._scaled_dot_product_efficient_attention_backward.default
 
 
 def test_efficient_forward() -> None:
@@ -207,45 +161,3 @@ def test_efficient_forward() -> None:
     assert taken(EFFICIENT, wide, wide, wide, None, True) == [2 * 8 * 512 * 192 * 4]
     fp32 = meta(2, 8, 512, 192, dtype=FP32)
     assert taken(EFFICIENT, fp32, fp32, fp32, None, True) == []
-
-
-def efficient_backward(width: int, dtype: torch.dtype, gpu: Gpu = A100) -> list[int]:
-    query = meta(2, 8, 512, width, dtype=dtype)
-    grad = meta(2, 512, 8, width, dtype=dtype).transpose(1, 2)
-    seed, sums = meta(dtype=torch.int64), meta(2, 8, 512, dtype=FP32)
-    args = (grad, query, query, query, None, grad, sums, seed, seed, 0.0, [True, True, True, False])
-    return taken(EFFICIENT_BACKWARD, *args, out=(query, query, query, None), gpu=gpu)
-
-
-def test_efficient_backward() -> None:
-    """delta {2, 8, 512} fp32, and workspace_size(): for each of 16 heads 512 / 64 tiles of 64 x 64 fp32 with
-    a lock of 4 numbers. 128 wide on an A100: 512 / 128 tiles of 128 x 128.
-    """
-    delta = 2 * 8 * 512 * 4
-    assert efficient_backward(64, BF16) == [delta, 16 * 8 * (64 * 64 + 4) * 4]
-    assert efficient_backward(128, BF16) == [delta, 16 * 4 * (128 * 128 + 4) * 4]
-
-
-def test_efficient_backward_in_fp32() -> None:
-    """delta by four operators: grad * out {2, 512, 8, 64}, its sums, and these transposed."""
-    products, sums = 2 * 512 * 8 * 64 * 4, 2 * 8 * 512 * 4
-    assert efficient_backward(64, FP32)[:3] == [products, sums, sums]
-
-
-CUDNN = aten._scaled_dot_product_cudnn_attention.default
-
-
-def test_cudnn() -> None:
-    """Hopper: 128 B for the kernels and 128 B to align them. Backward first has cudnn_frontend's fp32 dQ and
-    sums, 2 x 8 x 512 x (64 + 1); grouped heads make dK and dV, 2 x 8 x 512 x 64 in bf16, for each query head.
-    """
-    query, key = meta(2, 8, 512, 64), meta(2, 4, 512, 64)
-    assert taken(CUDNN, query, query, query, None, True, 0.0, True) == [256]
-    seed, sums = meta(dtype=torch.int64), meta(2, 8, 512, 1, dtype=FP32)
-    func = aten._scaled_dot_product_cudnn_attention_backward.default
-    rest = (sums, seed, seed, None, None, None, 512, 512, 0.0, True)
-    frontend, per_query_head = 2 * 8 * 512 * (64 + 1) * 4, 2 * 8 * 512 * 64 * 2
-    alone = taken(func, query, query, query, query, query, *rest, out=(query, query, query))
-    grouped = taken(func, query, query, key, key, query, *rest, out=(query, key, key))
-    assert alone == [frontend + 256]
-    assert grouped == [frontend + 256 + 2 * per_query_head]

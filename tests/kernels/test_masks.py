@@ -49,15 +49,6 @@ def test_a_mask_becomes_positions(gpu: Gpu, count: int, counting: int, selecting
     assert script(backward, meta(1, count), mask, [count], out=meta(count), gpu=gpu) == expected
 
 
-@pytest.mark.parametrize(
-    ("count", "summing"), [(100, 1279), (20_000, 1535), (65_536, 2303), (1_000_003, 18943), (LARGE, 358399)]
-)
-def test_masked_scatter(count: int, summing: int) -> None:
-    mask, source = meta(1, count, dtype=torch.bool), meta(count)
-    expected = f"=0 +{8 * count} +{summing} -1 -0"
-    assert script(aten.masked_scatter.default, meta(1, count), mask, source, out=meta(1, count)) == expected
-
-
 def test_gradients_of_selected_rows_are_sorted_back() -> None:
     """Recorded on a virtual H100: backward of x[m], of a mask of (8, 127) rows, in a step of task: dpo."""
     mask, rows = meta(8, 127, dtype=torch.bool), 8 * 127 * 8

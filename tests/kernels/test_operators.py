@@ -47,17 +47,6 @@ def _tables(found: Iterable[ast.AST]) -> list[str]:
     return tables
 
 
-def test_tables_keyed_by_operators_are_recognised() -> None:
-    def tables(source: str) -> list[str]:
-        return _tables(ast.walk(ast.parse(source)))
-
-    assert tables('T = {"aten::mm": 1, "aten::bmm": 2}')
-    assert tables("T = (aten.mm, aten.bmm)")
-    assert tables("T = {torch.ops.aten.mm.default: 0, torch.ops.aten.add.Tensor: 1}")
-    assert tables('T = {"aten.uniform_.default", "aten.normal_.default"}')
-    assert not tables('T = {"transformers.integrations": 1, "here": aten.mm}')
-
-
 def test_there_is_no_second_table_of_operators() -> None:
     assert len(FILES) > 100
     assert {file for file in FILES if _tables(nodes(file))} == TABLES

@@ -1,4 +1,5 @@
-"""The statistics of a measured run, against numbers worked out by hand."""
+"""The statistics of a measured run, against numbers worked out by hand: steps, waiting for other ranks from
+the profiler's events, and a trace's times moved to a virtual device's clock."""
 
 import json
 import math
@@ -9,7 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness.measure import virtual_time
+from harness.measure.communication import PHASE, waiting
 from harness.measure.step_times import log_line, peak_rss_bytes, phase_stats, step_stats
+from harness.measure.virtual_time import VirtualTime
 from harness.observe.flops import FlopCount
 from harness.step_profile.step_profile import HardwareSummary, PhaseStats
 
@@ -106,3 +110,65 @@ def test_resident_memory_is_this_process_in_bytes(platform, unit, monkeypatch):
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=usage[who]))
     monkeypatch.setattr(sys, "platform", platform)
     assert peak_rss_bytes() == 7 * unit
+
+
+def test_waiting_is_what_no_operator_covers_by_hand() -> None:
+    events = [
+        (PHASE + "forward", (0, 100)),
+        (PHASE + "backward", (100, 200)),
+        ("FSDP::all_gather", (5, 60)),  # it waits, too
+        ("gloo:all_gather", (10, 50)),
+        ("aten::mm", (40, 60)),  # covers 10 of 40
+        ("aten::t", (41, 42)),  # within another one
+        ("gloo:all_reduce", (90, 120)),  # 10 in forward, 20 in backward
+        ("gloo:all_reduce", (110, 130)),  # both at once: counted once
+        ("aten::add", (125, 150)),
+        ("_c10d_functional::wait_tensor", (126, 129)),  # which add called
+        ("gloo:all_reduce", (300, 400)),  # in no phase
+    ]
+    assert waiting(events) == {"forward": 30 + 10, "backward": 20 + 5 + 3}
+
+
+@pytest.mark.parametrize("operator", [(0, 100), (10, 50)])
+def test_communication_that_operators_cover_is_not_waited_for(operator: tuple[int, int]) -> None:
+    events = [(PHASE + "backward", (0, 100)), ("gloo:all_reduce", (10, 50)), ("aten::mm", operator)]
+    assert waiting(events) == {"backward": 0}
+
+
+def test_a_rank_alone_waits_for_nobody() -> None:
+    assert waiting([(PHASE + "forward", (0, 9)), ("aten::mm", (1, 8))]) == {"forward": 0}
+    assert waiting([]) == {}
+
+
+def marked(monkeypatch: pytest.MonkeyPatch, *marks: tuple[int, int]) -> VirtualTime:
+    """Of these moments: microseconds of the host, and of the device."""
+    here = VirtualTime(0)
+    monkeypatch.setattr(virtual_time, "has_clock", lambda: True)
+    for host_us, device_us in marks:
+        monkeypatch.setattr(virtual_time.time, "time_ns", lambda at=host_us: at * 1000)
+        monkeypatch.setattr(virtual_time, "device_worked_us", lambda index, at=device_us: at)
+        here.mark()
+    return here
+
+
+def moved(times: VirtualTime, *given: int) -> list[int]:
+    trace = [{"time_us": time_us} for time_us in given]
+    times.put_into(trace)
+    return [entry["time_us"] for entry in trace]
+
+
+def test_between_two_marks_times_are_in_proportion(monkeypatch: pytest.MonkeyPatch):
+    """The device is busy for 400 us where the host takes 100, and idle while the host takes the next 100."""
+    times = marked(monkeypatch, (1000, 50), (1100, 450), (1200, 450))
+    assert moved(times, 1000, 1025, 1100, 1150, 1200, 1300) == [1000, 1100, 1400, 1400, 1400, 1400]
+
+
+def test_a_clock_that_begins_within_the_trace_knows_no_times(monkeypatch: pytest.MonkeyPatch):
+    assert moved(marked(monkeypatch, (1000, 0), (1100, 400)), 900, 1050) == [0, 1]
+    assert moved(marked(monkeypatch), 900, 1050) == [0, 1]
+
+
+def test_a_real_device_keeps_its_times():
+    times = VirtualTime(0)
+    times.mark()
+    assert moved(times, 900, 1050) == [900, 1050]

@@ -12,9 +12,8 @@ from harness.step_profile.step_profile import StepProfile
 from harness.sweep import Sweep, plan_sweep
 from harness.sweep.figures import digest
 from harness.system.strict_yaml import parse_yaml
-from pages import several_gpus, virtual_gpu
 from pages.links import anchors, broken_links, external_links, links
-from pages.pictures import DATA, PICTURES, data_of, drawn_from, picture_of, toggles_page, with_numbers
+from pages.pictures import DATA, PICTURES, data_of, drawn_from, picture_of
 from pages.toggles import SEVERAL_GPUS, TOGGLES, WITHOUT_SWEEP, Toggle
 from tests.support.commands import Call
 from tests.support.places import ROOT
@@ -127,17 +126,6 @@ def test_a_figure_and_its_data_are_of_the_toggles_command(toggle: Toggle):
     assert {cell.status for cell in sweep.cells} <= {"ok", "out_of_memory"}
 
 
-def test_the_page_of_the_virtual_gpu_is_of_its_results(monkeypatch, tmp_path: Path):
-    virtual_gpu.main(check=True)
-    several_gpus.main(check=True)
-    stale = tmp_path / "emulate.svg"
-    stale.write_text(virtual_gpu.PICTURE.read_text().replace(" GiB", " GB"))
-    monkeypatch.setattr(virtual_gpu, "ROOT", tmp_path)
-    monkeypatch.setattr(virtual_gpu, "PICTURE", stale)
-    with pytest.raises(SystemExit, match="not of the results"):
-        virtual_gpu.main(check=True)
-
-
 def test_every_toggle_is_in_the_guide():
     """A recipe's fields but the model and those that change neither memory nor time."""
     described = {toggle.field for toggle in TOGGLES} | SEVERAL_GPUS.keys() | WITHOUT_SWEEP.keys()
@@ -146,13 +134,8 @@ def test_every_toggle_is_in_the_guide():
 
 
 def test_numbers_are_those_of_the_data():
-    assert (DOCS / "toggles.md").read_text() == toggles_page()
-    filled = 0
-    for page in PAGES:
-        text = page.read_text()
-        assert with_numbers(text) == text, page.name
-        filled += text.count("<!-- end of ")
-    assert filled >= 3
+    """The pages' own check (test_pages.py) fills them in; this is one of them by hand."""
+    assert sum(page.read_text().count("<!-- end of ") for page in PAGES) >= 3
     peak = StepProfile.read(DATA / "step.json").memory.peak_allocated_bytes or 0
     assert f"| allocated, at its peak | {peak / 2**30:.2f} GiB |" in (DOCS / "memory-words.md").read_text()
 

@@ -50,7 +50,3 @@ def test_few_survive_and_none_that_was_found_by_hand(row):
     gaps = [survivor for survivor in row["survivors"] if survivor["judgement"] == "gap"]
     assert len(gaps) <= MOST_SURVIVORS * row["tried"]
     assert all(named["killed_by"] for named in row["named"])
-
-
-def test_the_page_is_of_the_report():
-    assert mutation.PAGE.read_text(encoding="utf-8") == mutation.page(REPORT)

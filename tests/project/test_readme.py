@@ -16,19 +16,11 @@ from harness.step_profile.step_profile import StepProfile
 from pages.cover import COMMAND
 from pages.cover import PROFILE as COVER
 from pages.links import anchors
-from pages.readme import PAGES, PROFILE, ROOT, adopt, committed_parts, with_parts
+from pages.readme import PAGES, PROFILE, ROOT, adopt, committed_parts
 from pages.readme import main as main_of_readme
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_parts_are_those_of_the_committed_results(page):
-    parts = committed_parts()
-    text = page.read_text()
-    assert with_parts(text, parts) == text
-    assert any(part in text for part in parts.values())
 
 
 def test_every_part_is_shown_and_a_changed_number_is_found(tmp_path, monkeypatch):

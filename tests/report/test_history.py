@@ -23,8 +23,6 @@ from harness.snapshot import pieces_in_use, read_snapshot, segments_at
 from harness.step_profile.memory import CATEGORIES, MemoryBreakdown
 from tests.support.reported import BASE, MIB, hand_made_snapshot, measured_run, simulated_run
 
-FREES = ("free_requested", "segment_free", "segment_unmap")
-
 
 @pytest.fixture(scope="module", params=[measured_run, simulated_run])
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportRun, dict[str, Any]]:

@@ -292,37 +292,6 @@ def test_pictures_for_slides(call: Call, runs: dict[str, Path]) -> None:
     assert all(str(path) in err for path in written)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["nothing"], "there is no nothing. Give a run folder"),
-        (["empty"], "it has neither a profile.json nor a snapshot.pickle"),
-        (["sweep"], "Its report is sweep/report.html"),
-        (["text.json"], "text.json is not JSON"),
-        (["text.pickle"], "neither a pickle of protocol 2 or later nor a JSON object"),
-        (["list.json"], "schema_version"),
-        (["x", "--markdown", "--csv"], "--markdown and --csv exclude each other"),
-        (["x", "--png", "a", "--out", "b"], "leave --out away"),
-        (["x", "--out", "no/such/folder.html"], "cannot write no/such/folder.html"),
-        ([], "Missing argument"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_a_sentence(
-    call: Call, arguments: list[str], says: str, tmp_path: Path
-) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep/sweep.json").write_text("{}")
-    (tmp_path / "text.json").write_text("{nonsense")
-    (tmp_path / "text.pickle").write_text("nonsense")
-    (tmp_path / "list.json").write_text('{"a": 1}')
-    write_hand_made(tmp_path / "x")
-    status, out, err = call(*arguments)
-    assert (status, out) == (2, "")
-    assert says in err
-    assert "Traceback" not in err
-
-
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     """In a stack, a recipe, a file's name: not one becomes an element, and the data stay JSON."""
     run = read_run(write_hand_made(tmp_path, HOSTILE))

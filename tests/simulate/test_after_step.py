@@ -132,18 +132,6 @@ def test_a_checkpoint_writes_what_the_library_writes(fields: dict[str, str], tmp
     assert peak(profile, "saving") == profile.phases["saving"].allocated_at_end_bytes
 
 
-def test_every_rank_keeps_the_logits_of_all_ranks() -> None:
-    """By hand, as above: of 10 batches what two ranks more have."""
-    two, four = (
-        evaluated(RECIPE.model_copy(update={"parallel": "ddp", "dp_replicate": ranks}), batches=10)
-        for ranks in (2, 4)
-    )
-    labels = 8 * 512 * 8
-    assert peak(four) - peak(two) == pytest.approx(10 * 2 * (2 * LOGITS + labels), abs=2 * MiB)
-    assert two.evaluation is not None
-    assert two.evaluation.logits_bytes == 2 * 10 * LOGITS
-
-
 def saved(rank: int = 0, *, whole: bool = False, **fields: Any) -> tuple[CheckpointStats, int]:
     """What `rank` writes, and how much more than before is allocated at the peak."""
     after = AfterStep(checkpoint=True, whole_state=whole)

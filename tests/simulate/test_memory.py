@@ -1,15 +1,11 @@
 """The memory of a simulated GPU: blocks instead of bytes, and a snapshot that torch's own viewers accept."""
 
-import base64
-import json
-import pickle
 import re
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from torch.cuda import _memory_viz
 
 from harness.allocator import AllocatorOutOfMemory, Settings, parse_settings
 from harness.hardware.hardware import find_hardware
@@ -17,6 +13,7 @@ from harness.simulate import SimulatedMemory, simulate
 from harness.snapshot import find_peak, phase_of, spans_from_trace
 from harness.snapshot.shape import validate_snapshot
 from harness.step_profile.step_profile import StepProfile
+from tests.support.memory_viz import check_torch_reads
 from tests.support.tiny import tiny
 
 MiB = 2**20
@@ -76,13 +73,6 @@ def test_temporaries_count_while_they_are_held() -> None:
     assert second.died is not None
     assert first.died is not None
     assert second.died < first.died  # the last one made goes first
-
-
-def test_a_workspace_stays_and_is_nobodys() -> None:
-    memory = memory_of()
-    memory.keep_workspace(8 * MiB)
-    (span,) = memory.live_spans()
-    assert (span.size_bytes, span.category) == (8 * MiB, "other")
 
 
 def test_out_of_memory_leaves_what_was_there() -> None:
@@ -163,19 +153,7 @@ def test_blocks_tile_their_segments_and_the_trace_is_in_order(settings: str) -> 
 @pytest.mark.parametrize("name", RECIPES)
 def test_torchs_memory_viz_reads_it(name: str) -> None:
     _, snapshot = simulated(name)
-    trace = snapshot["device_traces"][0]
-    reserved = sum(segment["total_size"] for segment in snapshot["segments"])
-    assert f"total_reserved: {_memory_viz.Bytes(reserved)}" in _memory_viz.segsum(snapshot)
-    for picture in (_memory_viz.segments, _memory_viz.memory):
-        drawn = picture(snapshot, format_flamegraph=lambda lines: lines)
-        assert sum(int(line.rpartition(" ")[2]) for line in drawn.splitlines()) == reserved
-    text = _memory_viz.trace(snapshot)
-    assert f"{len(trace)} entries" in text
-    assert text.count("# free completed") == sum(entry["action"] == "free_completed" for entry in trace)
-    for plot in (_memory_viz.trace_plot(snapshot), _memory_viz.segment_plot(snapshot)):
-        found = re.search(r"const local_files = (\[.*\])", plot)
-        assert found
-        assert pickle.loads(base64.b64decode(json.loads(found[1])[0]["base64"])) == snapshot
+    check_torch_reads(snapshot)
 
 
 @pytest.mark.parametrize("name", RECIPES)

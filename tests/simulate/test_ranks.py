@@ -42,12 +42,6 @@ def simulated(rank: int = 0, **fields: Any) -> tuple[StepProfile, SimulatedMemor
 
 
 @functools.cache
-def alone() -> tuple[StepProfile, SimulatedMemory]:
-    """One GPU, for the tests that compare ranks with it."""
-    return simulated()
-
-
-@functools.cache
 def one_of(engine: str) -> tuple[StepProfile, SimulatedMemory]:
     """The first rank of an engine."""
     return simulated(**ENGINES[engine])
@@ -144,13 +138,6 @@ def test_divided_weights_in_4_bit_are_not_called_left_in_16_bit(family: str) -> 
     fields = {"family": family, "precision": "bf16", **ENGINES["fsdp"], **NF4, "lora_targets": ["q_proj"]}
     warnings = simulated(**fields)[0].warnings
     assert not [warning for warning in warnings if "as they were" in warning]
-
-
-def test_streams_keep_their_memory_apart() -> None:
-    """The default one, the one that copies weights in for a gathering, and the one that sums gradients."""
-    _, memory = one_of("fsdp")
-    assert len({segment.stream for segment in memory.allocator.device.segments.values()}) == 3
-    assert {segment.stream for segment in alone()[1].allocator.device.segments.values()} == {0}
 
 
 def test_no_rank_needs_more_than_the_first() -> None:

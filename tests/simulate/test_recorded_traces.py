@@ -10,8 +10,6 @@ import pytest
 
 from benchmarks.gpu_programme.trace_file import Trace, load_trace
 from benchmarks.traces import RECORDINGS, compared, hardware_of, missing_libraries, replayed, same_segments
-from harness.hardware.table import DATASHEETS, Datasheet
-from harness.virtual_gpu.device import device_variables
 from tests.support.long import but_for
 
 RECORDED = {
@@ -76,10 +74,3 @@ def test_the_simulation_makes_the_recorded_requests(trace: Trace) -> None:
     assert (result.profile.oom is None) == (trace.oom is None)
     for name, (real, simulated) in result.peaks().items():
         assert simulated == real, name
-
-
-@pytest.mark.parametrize("sheet", DATASHEETS, ids=lambda sheet: sheet.name)
-def test_every_device_of_the_table_can_be_virtual(sheet: Datasheet) -> None:
-    there = device_variables(sheet.name, 1)
-    assert int(there["VIRTUAL_GPU_CAPACITY"]) < int(there["VIRTUAL_GPU_TOTAL"])
-    assert there["VIRTUAL_GPU_PROCESSORS"] == str(sheet.sm_count)

@@ -4,12 +4,13 @@ That the simulated step is the real one is shown in simulate/test_simulate_equal
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch.torch_version import TorchVersion
 from torch.utils._device import _device_constructors
 
@@ -21,7 +22,6 @@ from harness.recipe import Recipe, list_models, list_recipes, load_recipe
 from harness.simulate.simulated_run import simulate
 from harness.step_profile import StepProfile, explain_oom
 from harness.system import TorchRelease, recipes_folder
-from tests.support.releases import ANGLES_BY_PRODUCT
 from tests.support.tiny import cut, tiny
 
 MiB = 2**20
@@ -82,6 +82,7 @@ FALLING = {
 virtual GPU (harness/virtual_gpu, h100): under 2.11 with transformers 5.17, whose rotary angles are a product;
 under 2.11 and 2.13 with later ones; and under 2.15, which keeps no workspaces."""
 KEEPS_WORKSPACES = TorchRelease.of(torch.__version__).keeps_cublas_workspaces
+ANGLES_BY_PRODUCT = Version(transformers.__version__) < Version("5.19")
 HERE = "torch 2.15" if not KEEPS_WORKSPACES else "transformers 5.17" if ANGLES_BY_PRODUCT else "torch 2.13"
 
 
@@ -164,20 +165,6 @@ def torch_keeps_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
 
 
-@pytest.mark.usefixtures("torch_keeps_workspaces")
-def test_a_measured_workspace_takes_the_place_of_pytorchs_default() -> None:
-    """PyTorch's default on an H100 is 32 MiB for each of two threads; 10 MiB were measured here."""
-    h100 = find_hardware("h100")
-    calibration = h100.calibration.model_copy(update={"cublas_workspace_bytes": 10 * MiB})
-    default, measured = (
-        simulated(tiny(), device).memory for device in (h100, replace(h100, calibration=calibration))
-    )
-    loss = 512  # of the step before, which is still held
-    others = (default.at_peak.other_bytes, measured.at_peak.other_bytes)
-    assert others == (64 * MiB + loss, 10 * MiB + loss)
-    assert (default.peak_allocated_bytes or 0) - (measured.peak_allocated_bytes or 0) == 54 * MiB
-
-
 def test_two_runs_are_the_same() -> None:
     def document() -> dict[str, Any]:
         profile = json.loads(simulated(tiny(adapter="lora", lora_dropout=0.1)).to_json())
@@ -186,11 +173,6 @@ def test_two_runs_are_the_same() -> None:
         return profile
 
     assert document() == document()
-
-
-def test_compile_is_refused_with_a_way_out() -> None:
-    with pytest.raises(InputError, match=r"compile: true cannot be simulated.*harness napkin"):
-        simulate(tiny(compile=True), T4)
 
 
 def test_offloaded_bytes_lie_on_the_host() -> None:

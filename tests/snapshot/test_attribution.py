@@ -175,23 +175,12 @@ def test_two_micro_batches_by_hand() -> None:
     }
 
 
-def test_a_run_that_ends_in_forward_was_saving_activations() -> None:
-    spans = [span(30, 0, "forward"), span(5, 1, "forward", 2, "forward")]
-    assert categorize(spans) == ["activations", "temporaries"]
-
-
 @pytest.mark.parametrize(
     ("phase", "category"),
     [("setup", "other"), (None, "other"), ("data", "inputs"), ("backward", "temporaries")],
 )
 def test_unlabelled_memory_by_the_phase_that_made_it(phase: str | None, category: str) -> None:
     assert categorize([AllocationSpan(1, 5, 0, birth_phase=phase)]) == [category]
-
-
-def test_nothing_recorded() -> None:
-    assert find_peak([]) == Peak(BEFORE_RECORDING, 0, None)
-    assert breakdown_at([], BEFORE_RECORDING).total_bytes() == 0
-    assert top_allocations([], BEFORE_RECORDING) == []
 
 
 def test_top_allocations_carry_what_a_person_needs() -> None:

@@ -52,30 +52,15 @@ def written_by(version: str, pending: str = "active_pending_free") -> dict[str, 
         if not entry["frames"]:
             del trace[-1]["frames"]
     blocks = [
-        {"address": BASE, "size": 512, "requested_size": 0, "state": "inactive", "frames": []},
-        {
-            "address": BASE + 512,
-            "size": 512,
-            "requested_size": 500,
-            "state": "active_allocated",
-            "frames": [],
-        },
-        {"address": BASE + 1024, "size": 512, "requested_size": 500, "state": pending, "frames": []},
-        {"address": BASE + 1536, "size": 2560, "requested_size": 0, "state": "inactive", "frames": []},
-        {
-            "address": BASE + 4096,
-            "size": 512,
-            "requested_size": 512,
-            "state": "active_allocated",
-            "frames": [],
-        },
-        {
-            "address": BASE + 4608,
-            "size": 2 * MIB - 4608,
-            "requested_size": 0,
-            "state": "inactive",
-            "frames": [],
-        },
+        {"address": BASE + offset, "size": size, "requested_size": asked, "state": state, "frames": []}
+        for offset, size, asked, state in (
+            (0, 512, 0, "inactive"),
+            (512, 512, 500, "active_allocated"),
+            (1024, 512, 500, pending),
+            (1536, 2560, 0, "inactive"),
+            (4096, 512, 512, "active_allocated"),
+            (4608, 2 * MIB - 4608, 0, "inactive"),
+        )
     ]
     segment = {
         "device": 0,

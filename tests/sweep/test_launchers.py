@@ -21,7 +21,7 @@ from harness.step_profile.step_profile import HardwareSummary
 from harness.sweep import Row, as_markdown, run_cells, sweep_of
 from harness.sweep.cell import Outcome, answer
 from harness.sweep.folder import cell_key, sole_sweep_in
-from harness.sweep.launchers import ray_tasks, submitit_jobs
+from harness.sweep.launchers import ray_tasks
 from harness.sweep.launchers.launcher import TRIES, Lost, Question, RemoteLauncher, outcomes
 from harness.sweep.launchers.named import launcher_named
 from harness.sweep.launchers.remote_answer import answered, assignment
@@ -307,28 +307,6 @@ def test_tasks_of_ray_leave_what_processes_here_leave(
 def sweep(call: Call, tmp_path: Path) -> Callable[..., tuple[int, str]]:
     (tmp_path / "tiny.yaml").write_text(f"model: {LLAMA}\nseq_len: 32\n")
     return lambda *arguments: call("sweep", "tiny.yaml", "seed=1,2", *arguments)[::2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--launcher", "submitt"], "no such launcher. Did you mean submitit?"),
-        (["--launcher", "submitit"], "this machine has no SLURM"),
-        (["--launcher", "submitit", "--napkin"], "napkin takes milliseconds"),
-        (["--launcher", "ray", "--measure", "--device", "cuda:1"], "Give --device cuda or cpu"),
-        (["--launcher-option", "a=1"], "--launcher-option is for --launcher"),
-        (["--launcher", "submitit", "--launcher-option", "a"], "write KEY=VALUE"),
-        (["--launcher", "submitit", "--launcher-option", "cluster=moon"], "there are slurm and local"),
-    ],
-)
-def test_bad_input_is_a_sentence(
-    arguments: list[str], words: str, sweep: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(submitit_jobs.shutil, "which", lambda name: None)
-    status, err = sweep(*arguments)
-    assert status == 2
-    assert words in err
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -107,40 +107,6 @@ def test_data_that_a_run_refuses_is_a_cell_with_the_reason_or_no_sweep(tmp_path:
             plan_sweep("smoke", arguments, "napkin")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("micro_batch=1,2",), "there is no field micro_batch. Did you mean micro_batch_size?"),
-        (("precision=bf16,bf61",), "bf61 is not possible"),
-        (("micro_batch_size=1,many",), "many is not possible"),
-        (("hardware=h100,h1000",), "there is no h1000 in the table"),
-        (("micro_batch_size=4",), "nothing is swept"),
-        ((), "nothing is swept"),
-        (("micro_batch_size",), "is not key=v1,v2"),
-        (("micro_batch_size=",), "is not key=v1,v2"),
-        (("micro_batch_size=1,,2",), "is not key=v1,v2"),
-        (("lr=1e-4,1e-5",), "Here it is learning_rate"),
-        (("seed=1,2", "seed=3"), "seed is given twice"),
-        (("seed=[1,2",), "cannot be read as YAML"),
-        (("offload=none,activatoins+optimizer",), "Did you mean activations?"),
-        (("micro_batch_size=1,2", "--measure", "hardware=h100"), "hardware= is for predictions"),
-        (("micro_batch_size=1,2", "--measure", "--jobs", "2"), "disturb each other"),
-        (("micro_batch_size=1,2", "--measure", "--napkin"), "--measure and --napkin exclude each other"),
-        (("micro_batch_size=1,2", "--json", "--csv"), "--json and --csv exclude each other"),
-        (("micro_batch_size=1,2", "--device", "cpu"), "--device is for --measure"),
-        (("quantization=none,nf4", "adapter=none", "master_weights=true"), "the base recipe is impossible"),
-    ],
-)
-def test_bad_input_is_one_paragraph_and_exit_2_and_leaves_nothing(
-    call: Call, tmp_path: Path, arguments: tuple[str, ...], words: str
-):
-    status, out, err = call("sweep", "tiny.yaml", *arguments)
-    assert (status, out) == (2, "")
-    assert words in err
-    assert err.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
-
-
 # what is kept
 
 

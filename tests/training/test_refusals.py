@@ -1,6 +1,8 @@
-"""Models that cannot run as a recipe says, or are no causal language models: said before anything runs."""
+"""Models that cannot run as a recipe says, or are no causal language models: said before anything runs. What
+the code of a model raises in a step is told as a sentence; what is ours is not."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,19 @@ from transformers import (
     RobertaConfig,
     XLNetConfig,
 )
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from harness.architecture.config_file import read_config
-from harness.errors import InputError
+from harness.errors import InputError, MissingDependency
 from harness.hardware.hardware import find_hardware
 from harness.recipe.recipe import Recipe
 from harness.simulate.simulated_run import simulate
+from harness.training.failures import errors_explained
 from harness.training.model import build_model
 from harness.training.model_config import load_config
 from harness.training.refusals import shapes_of, shifts_labels
-from tests.support.tiny import tiny
+from tests.support.tiny import built, tiny, train
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -155,3 +160,86 @@ def test_numbers_that_json_lacks_are_read_as_transformers_writes_them(tmp_path: 
 def test_a_row_longer_than_the_positions_is_refused_before_data_and_weights_are_made() -> None:
     with pytest.raises(InputError, match=r"seq_len: 4096: .* has \d+ positions; set at most that"):
         load_config(tiny("gpt2", seq_len=4096))
+
+
+H100 = find_hardware("h100")
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """The model's own code, given something that it cannot work with."""
+    forward = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda mlp, x: forward(mlp, change(x)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "fix"),
+    [({}, "the error is in its own code"), ({"adapter": "lora"}, r"List other layers in lora_targets")],
+)
+def test_where_and_what_and_the_fix(fields: Any, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing(monkeypatch, lambda x: x[..., :3])
+    with pytest.raises(InputError, match=rf"of llama fails at \S+:\d+: RuntimeError: .*{fix}"):
+        train(tiny(**fields), 1)
+
+
+def test_a_simulation_has_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing(monkeypatch, lambda x: x)
+    monkeypatch.setattr(type(ACT2FN["silu"]), "forward", lambda self, x: x * x.sum().tolist())
+    with pytest.raises(InputError, match=r"llama asks for values, at transformers.*virtual GPU"):
+        simulate(tiny(), H100)
+
+
+def test_ddp_waits_for_what_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adapters of layers that a model shares may do so, as Zamba2's."""
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: x)
+    with pytest.raises(InputError, match=r"some of llama have none after a step\. Set parallel: fsdp"):
+        simulate(tiny(parallel="ddp", dp_replicate=2), H100)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt(), MemoryError()])
+def test_what_means_something_else_stays(error: BaseException) -> None:
+    with pytest.raises(type(error)), errors_explained(built(tiny())[0].model):
+        raise error
+
+
+def test_a_mistake_of_ours_stays() -> None:
+    with pytest.raises(RuntimeError, match="ours"), errors_explained(built(tiny())[0].model):
+        raise RuntimeError("ours")
+
+
+def test_a_rank_that_is_gone_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP gathers parameters from within the model's code, where gloo then says that a rank is gone."""
+
+    def gathers(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("gloo/transport/tcp/pair.cc:537 Read error: Connection reset by peer")
+
+    _failing(monkeypatch, gathers)
+    with pytest.raises(RuntimeError, match="Connection reset by peer"):
+        train(tiny(), 1)
+
+
+WITHOUT: dict[str, tuple[dict[str, Any], str]] = {
+    "peft": ({"adapter": "lora"}, r"adapter: lora needs the package peft.* pip install peft"),
+    "liger_kernel.transformers": ({"loss": "fused_linear"}, r"finetune-harness\[liger\]"),
+    "trl": ({"loss": "fused_lm_head"}, r"loss: fused_lm_head .*finetune-harness\[dpo\]"),
+    "trl.trainer": ({"task": "dpo", "lora_dropout": 0.0}, r"finetune-harness\[dpo\]"),
+    "torchao.float8": ({"precision": "bf16", "fp8": True}, r"finetune-harness\[torchao\]"),
+    "torchao.optim": ({"optimizer": "adamw_torch_8bit"}, r"finetune-harness\[torchao\]"),
+    "galore_torch": ({"optimizer": "galore_adamw"}, r"finetune-harness\[galore\]"),
+    "apollo_torch": ({"optimizer": "apollo_adamw"}, r"finetune-harness\[apollo\]"),
+    "schedulefree": ({"optimizer": "adamw_schedule_free"}, r"finetune-harness\[schedule-free\]"),
+}
+
+
+@pytest.mark.parametrize("package", WITHOUT)
+def test_without_its_package_a_toggle_names_what_to_install(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Liger's kernels would be refused on a CPU
+    fields, said = WITHOUT[package]
+    whole = package.partition(".")[0]
+    for name in [name for name in sys.modules if name.startswith(f"{whole}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in {whole, package}:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingDependency, match=said):
+        built(tiny(**fields))

@@ -278,13 +278,8 @@ def test_prices(content: bytes, pair: str, folder: Path, count: Count) -> None:
 WORDS = [
     *("napkin", "fit", "hardware", "shard", "recipes", "show", "schema", "snapshot", "to-json", "report"),
     *(
-        "smoke",
-        "llama-3.1-8b-lora",
-        "no-such",
-        "here.yaml",
-        "snapshot.pickle",
-        "profile.json",
-        "missing.json",
+        *("smoke", "llama-3.1-8b-lora", "no-such", "here.yaml", "snapshot.pickle"),
+        *("profile.json", "missing.json"),
     ),
     *("--json", "--out", "out.json", "--memory", "16GiB", "0", "--help", "--hardware", "h100", "hardware=l4"),
     *("seq_len=4096", "micro_batch_size=2", "steps=", "=3", "--price", "h100=2", "--margin", "2", "-1", ""),

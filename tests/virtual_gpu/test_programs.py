@@ -19,7 +19,6 @@ PROGRAMS = Path(__file__).parent / "programs"
 ALONE = [
     ("plain.py",),
     ("sft.py", "packing"),
-    ("preferences.py", "dpo"),
     ("trainer.py", "qlora"),
     ("networks.py", "convolutions"),
     ("networks.py", "recurrent"),
@@ -28,8 +27,6 @@ ALONE = [
 ]
 SLOW = [
     ("sft.py", "completion"),
-    ("preferences.py", "dpo-lora"),
-    ("preferences.py", "reward"),
     ("trainer.py", "full"),
     ("networks.py", "compiled"),
 ]

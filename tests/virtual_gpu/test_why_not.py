@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import InputError
-from harness.hardware import hardware_names
+from harness.hardware import find_hardware, hardware_names
 from harness.virtual_gpu import Options, build, emulated_device, surroundings
 from harness.virtual_gpu.build import exported_functions
 from harness.virtual_gpu.device import COMPILED_FOR, device_variables
@@ -60,6 +60,7 @@ def test_every_device_of_the_table_can_be_virtual(name: str) -> None:
     assert 0 < int(there["VIRTUAL_GPU_CAPACITY"]) < int(there["VIRTUAL_GPU_TOTAL"])
     assert int(there["VIRTUAL_GPU_BINARY"]) in COMPILED_FOR
     assert int(there["VIRTUAL_GPU_SHARED"]) >= 64 << 10
+    assert there["VIRTUAL_GPU_PROCESSORS"] == str(find_hardware(name).sm_count)
 
 
 @pytest.mark.parametrize(

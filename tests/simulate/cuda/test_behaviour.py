@@ -1,4 +1,8 @@
-"""Where Python's side takes another way on CUDA: the operators that run then, on shape-only tensors."""
+"""Where Python's side takes another way on CUDA: the operators that run then, on shape-only tensors.
+
+What every step runs is held by tests/simulate/test_recorded_traces.py: softmax in one kernel, clipping by
+lists, the cache that peft empties.
+"""
 
 from pkgutil import resolve_name
 from typing import Any
@@ -19,8 +23,7 @@ from harness.simulate.cuda.libraries import library_replacements
 from harness.simulate.device import SimulatedDevice
 from harness.simulate.simulated_run import simulate
 from harness.system import Replacement, TorchRelease, all_replaced, replaced
-from harness.training.loop import set_up
-from tests.support.tiny import NullObserver, tiny
+from tests.support.tiny import tiny
 
 MIB = 1 << 20
 
@@ -45,22 +48,6 @@ def as_on(gpu: str, **fields: Any) -> Any:
     return cuda_behaviour(CudaRules(tiny(**fields), find_hardware(gpu)))
 
 
-@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-@pytest.mark.parametrize(("dtype", "casts"), [(torch.float16, 0), (torch.bfloat16, 1)])
-def test_softmax_goes_from_fp16_to_fp32_in_one_kernel(name: str, dtype: torch.dtype, casts: int) -> None:
-    scores = meta(4, 8, dtype=dtype).requires_grad_()
-    with as_on("h100"), Operators() as forward:
-        weights = getattr(F, name)(scores, dim=-1, dtype=torch.float32)
-    with Operators() as backward:
-        weights.backward(meta(4, 8))
-    assert forward.names.count("_to_copy.default") == casts
-    assert backward.names.count("_to_copy.default") == casts
-    assert f"_{name}.default" in forward.names
-    assert weights.dtype == torch.float32
-    assert scores.grad is not None
-    assert scores.grad.dtype == dtype
-
-
 def test_softmax_of_real_fp16_is_torchs_own() -> None:
     scores = torch.rand(4, 8).half()
     with as_on("h100"):
@@ -82,18 +69,6 @@ def test_rms_norm_is_one_operator(weighted: bool) -> None:
     with Operators() as elsewhere:  # nothing is left behind
         F.rms_norm(x, (8,), weight, 1e-6)
     assert "_fused_rms_norm.default" not in elsewhere.names
-
-
-def test_gradients_are_clipped_as_lists() -> None:
-    weights = [nn.Parameter(meta(4, 4)), nn.Parameter(meta(3))]
-    for weight in weights:
-        weight.grad = torch.empty_like(weight)
-    with as_on("h100"), Operators() as ran:
-        nn.utils.clip_grad_norm_(weights, 1.0)
-    assert "_foreach_norm.Scalar" in ran.names
-    assert "_foreach_mul_.Tensor" in ran.names
-    # one, of the norms
-    assert ran.names.count("linalg_vector_norm.default") == 1
 
 
 def test_a_disguised_function_sees_a_gpu_and_makes_shapes() -> None:
@@ -204,13 +179,3 @@ def test_a_class_keeps_what_it_inherits() -> None:
         assert Below().name() == "replaced"
     assert "name" not in vars(Below)
     assert Below().name() == "above"
-
-
-def test_peft_empties_the_cache_after_it_has_upcast_the_weights() -> None:
-    """peft/utils/other.py, prepare_model_for_kbit_training: only where there is CUDA."""
-    emptied: list[str] = []
-    recipe = tiny(quantization="nf4", adapter="lora", upcast_for_kbit=True)
-    rules = CudaRules(recipe, find_hardware("h100"), lambda: emptied.append("empty_cache"))
-    with cuda_behaviour(rules):
-        set_up(recipe, torch.device("meta"), NullObserver())
-    assert emptied == ["empty_cache"]

@@ -21,20 +21,6 @@ def born(memory: SimulatedMemory, key: int, size_bytes: int) -> None:
     memory.born(key, size_bytes, False, "made", ())
 
 
-def test_a_stream_does_not_use_what_another_has_freed() -> None:
-    memory, _, streams = gpu()
-    born(memory, 0, 30 * MiB)
-    memory.died(0, 30 * MiB, False)
-    with streams.stream(streams.Stream()):
-        born(memory, 1, 30 * MiB)
-    assert memory.peak_reserved_bytes == 60 * MiB
-    born(memory, 2, 30 * MiB)  # on the default stream again: there is room
-    assert memory.peak_reserved_bytes == 60 * MiB
-    memory.died(1, 30 * MiB, False)  # to its own stream, whichever frees it
-    born(memory, 3, 30 * MiB)
-    assert memory.peak_reserved_bytes == 90 * MiB
-
-
 def test_out_of_memory_all_streams_give_back_what_they_cached() -> None:
     memory = SimulatedMemory(Settings(), 100 * MiB)
     streams = Streams(memory, SimulatedTime(find_hardware("h100")))

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING
 
 from benchmarks.causal_models.tiny import small_config
-from harness.errors import InputError, MissingDependency
+from harness.errors import InputError
 from harness.recipe.recipe import Recipe
 from harness.training.model import build_model
 from harness.training.toggles.optimizer import build_optimizer
@@ -264,12 +263,6 @@ def test_the_base_is_the_same_bits_with_and_without_an_adapter() -> None:
         if "lora_" not in name
     }
     assert same_bits(ours, base)
-
-
-def test_without_peft_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingDependency, match=r"adapter: lora needs the package peft.* pip install peft"):
-        build_model(lora(), CPU)
 
 
 # ---- what peft has besides ---------------------------------------------------------------------------

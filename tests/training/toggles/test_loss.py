@@ -14,7 +14,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
-from harness.errors import InputError, MissingDependency
+from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.simulate.simulated_run import simulate
@@ -98,13 +98,6 @@ def test_a_model_liger_does_not_know_is_refused(family: str, monkeypatch: pytest
         build_model(tiny(family, loss="fused_linear"), CPU)
     with pytest.raises(InputError, match=r"kernels: liger: Liger has no .* model; set kernels: standard"):
         build_model(tiny(family, kernels="liger"), CPU)
-
-
-def test_without_liger_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
-    with pytest.raises(MissingDependency, match="pip install 'finetune-harness\\[liger\\]'"):
-        build_model(tiny(loss="fused_linear"), CPU)
 
 
 def test_a_simulation_is_the_same_where_triton_interprets() -> None:
@@ -200,16 +193,10 @@ def test_what_linear_cross_entropy_cannot_be_is_refused() -> None:
         build_model(tiny("gemma2", attention="eager", loss="linear_cross_entropy"), CPU)
 
 
-def test_without_what_has_them_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_pytorch_does_not_have_it_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.nn, "LinearCrossEntropyOptions", raising=False)
     with pytest.raises(InputError, match=r"PyTorch \S+ does not have it; set loss: standard"):
         build_model(tiny(loss="linear_cross_entropy"), CPU)
-    monkeypatch.setitem(sys.modules, "trl.trainer", None)
-    monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(
-        MissingDependency, match=r"loss: fused_lm_head .*pip install 'finetune-harness\[dpo\]'"
-    ):
-        built(tiny(loss="fused_lm_head"))
 
 
 @keeps_workspaces

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import sys
 import weakref
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainingArguments
 
-from harness.errors import InputError, MissingDependency
+from harness.errors import InputError
 from harness.recipe.fields import Optimizer
 from harness.recipe.recipe import Recipe
 from harness.training.step import Training, train_step
@@ -223,24 +222,6 @@ def test_a_model_without_linear_layers_has_nothing_to_project() -> None:
     pytest.importorskip("apollo_torch")
     with pytest.raises(InputError, match=r"no layer .* is a torch.nn.Linear.*Set optimizer: adamw"):
         built(tiny("gpt2", optimizer="apollo_adamw"))
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "package", "extra"),
-    [
-        ("galore_adamw", "galore_torch", "galore"),
-        ("apollo_adamw", "apollo_torch", "apollo"),
-        ("adamw_torch_8bit", "torchao", "torchao"),
-        ("adamw_schedule_free", "schedulefree", "schedule-free"),
-    ],
-)
-def test_without_its_package_an_optimizer_names_the_extra(
-    optimizer: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in (package, f"{package}.optim"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingDependency, match=rf"pip install 'finetune-harness\[{extra}\]'"):
-        built(tiny(optimizer=optimizer))
 
 
 @pytest.mark.parametrize("optimizer", [*ADAMW_8BIT, "lion_8bit"])

@@ -12,14 +12,7 @@ from harness.training.step import Training
 from tests.support.tiny import NullObserver, built, step, tiny
 
 TEXTS = [
-    "a",
-    "bright cold day",
-    "in April",
-    "and the clocks were",
-    "striking",
-    "thirteen",
-    "as",
-    "we all know",
+    *("a", "bright cold day", "in April", "and the clocks were", "striking", "thirteen", "as", "we all know"),
 ]
 SEQ_LEN = 24
 

@@ -2,14 +2,13 @@
 
 import itertools
 import math
-import sys
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from harness.errors import InputError, MissingDependency
+from harness.errors import InputError
 from harness.observe.labels import labelled_tensors
 from harness.recipe.recipe import Recipe
 from harness.training.step import Training, train_step
@@ -277,10 +276,3 @@ def test_a_model_without_linear_layers_has_nothing_to_multiply_in_fp8() -> None:
     pytest.importorskip("torchao.float8")
     with pytest.raises(InputError, match=r"fp8: true: .* has no torch.nn.Linear .*; set fp8: false"):
         built(tiny("gpt2", precision="bf16", fp8=True))
-
-
-def test_without_torchao_fp8_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torchao", "torchao.float8"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingDependency, match=r"pip install 'finetune-harness\[torchao\]'"):
-        built(tiny(precision="bf16", fp8=True))

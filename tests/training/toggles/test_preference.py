@@ -1,6 +1,5 @@
 """task: dpo and task: kto have the loss and the gradients that TRL's own trainers compute of such rows."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from harness.errors import MissingDependency
 from harness.recipe import Recipe
 from harness.training.batches import Batch
 from harness.training.step import Training, train_step
-from harness.training.toggles.preference import give_trl_head, loss_of_pairs
+from harness.training.toggles.preference import loss_of_pairs
 from tests.support.tiny import NullObserver, built, step, tiny, weights
 
 trl = pytest.importorskip("trl")
@@ -238,14 +236,6 @@ def test_dropout_is_off() -> None:
     training.model.train()
     first, second = (training.loss(training.model, batch, None).item() for _ in range(2))
     assert first == second
-
-
-def test_without_trl_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("trl.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(MissingDependency, match="dpo"):
-        give_trl_head(tiny(**PAIRS), None, None)
 
 
 @pytest.mark.parametrize("fields", [{}, {"adapter": "lora"}, {"family": "gpt2"}], ids=str)
