@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import InputError
-from harness.launch.rank import SIGNS_OF_LIFE, first_line
+from harness.errors import InputError, first_line
+from harness.launch.rank import SIGNS_OF_LIFE
 
 BETWEEN_LOOKS_S = 0.5
 """How often the watcher reads the signs of life, in seconds."""
