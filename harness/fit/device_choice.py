@@ -185,22 +185,15 @@ def _offers(
 
 def render_table() -> str:
     """Every device of the table with its datasheet numbers."""
-    lines = [
-        f"  {'device':<17} {'memory GiB':>10} {'GB/s':>7} {'TFLOP/s bf16':>13} {'fp16':>8} {'fp32':>8}",
-        *(_sheet_line(hardware) for hardware in all_hardware()),
-        "",
-        "  hardware=NAME chooses one; `harness hardware RECIPE` tries a recipe on all of them",
-    ]
+    row, dtypes = "  {:<17} {:>10} {:>7} {:>13} {:>8} {:>8}", ("bf16", "fp16", "fp32")
+    lines = [row.format("device", "memory GiB", "GB/s", "TFLOP/s bf16", *dtypes[1:])]
+    for device in all_hardware():
+        sheet = device.datasheet
+        flops = (number(cited and cited.value, 1e-12, 1) for cited in map(sheet.flops.get, dtypes))
+        bandwidth = number(sheet.memory_bandwidth.value, 1e-9, 0)
+        lines.append(row.format(sheet.name, number(device.memory_bytes, 1 / GIB, 1), bandwidth, *flops))
+    lines += ["", "  hardware=NAME chooses one; `harness hardware RECIPE` tries a recipe on all of them"]
     return "\n".join(lines) + "\n"
-
-
-def _sheet_line(hardware: Hardware) -> str:
-    sheet = hardware.datasheet
-    bf16, fp16, fp32 = (
-        number(cited and cited.value, 1e-12, 1) for cited in map(sheet.flops.get, ("bf16", "fp16", "fp32"))
-    )
-    memory, bandwidth = hardware.memory_bytes / GIB, sheet.memory_bandwidth.value / 1e9
-    return f"  {sheet.name:<17} {memory:10.1f} {bandwidth:7,.0f} {bf16:>13} {fp16:>8} {fp32:>8}"
 
 
 def render_choice(name: str, offers: list[Offer], unit: str = "row", tokens: int = 0) -> str:
@@ -222,28 +215,19 @@ def _lines(name: str, offers: list[Offer], units: str, tokens: int) -> Iterator[
     money = f"{'hours':>7} {'cost':>6}" if tokens else "an hour per 1M"
     yield f"  device            GiB of needs tokens/s (80 % range)    {column:>7} {money}"
     changes = list(dict.fromkeys(offer.overrides for offer in running if offer.overrides))
+    row = "  {:<19}{:>5} {:>5} {:>7} {:<15} {:>7} {:>7} {:>6}"
     marks = dict(zip(changes, "abcdefghijkl" if best else "*", strict=False)) | {"": ""}
     for offer in running:
         mark = marks[offer.overrides]
-        rows = f"{offer.micro_batch_size or '-'} {mark or ' '}"
-        cells = [
-            f"{offer.memory_bytes / GIB:5.1f}",
-            f"{number(offer.required_bytes, 1 / GIB, 1):>5}",
-            f"{_short(offer.tokens_per_s, 1_000_000):>7} {_range(offer):<15}",
-            f"{rows if best else offer.bound or '-':>7}",
-        ]
+        rows = f"{offer.micro_batch_size or '-'} {mark or ' '}" if best else offer.bound or "-"
+        sizes = (number(size, 1 / GIB, 1) for size in (offer.memory_bytes, offer.required_bytes))
+        speed = _short(offer.tokens_per_s, 1_000_000), _range(offer)
+        spent = (offer.all_price_per_hour, 2), (offer.cost_per_million_tokens, 3)
         if tokens:
-            cells += [
-                f"{number(offer.hours(tokens), 1, 1):>7}",
-                f"{number(offer.cost(tokens), 1, 2):>6}",
-            ]
-        else:
-            cells += [
-                f"{number(offer.all_price_per_hour, 1, 2):>7}",
-                f"{number(offer.cost_per_million_tokens, 1, 3):>6}",
-            ]
+            spent = (offer.hours(tokens), 1), (offer.cost(tokens), 2)
         name = offer.name + ("" if best else mark) + ("?" if offer.tight else "")
-        yield f"  {name:<19}{' '.join(cells)}"
+        amounts = (number(amount, 1, digits) for amount, digits in spent)
+        yield row.format(name, *sizes, *speed, rows, *amounts)
     if best:
         yield f"  {units}: of a micro batch; each was seen to fit by a simulation of these very sizes"
     for spelled in changes:

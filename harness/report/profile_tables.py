@@ -94,7 +94,7 @@ def module_table(profile: StepProfile) -> Table:
 
 
 def _pairs(values: dict[str, Any]) -> list[Any]:
-    return [(Cell(name), Cell(_text(value))) for name, value in values.items()]
+    return [(Cell(name), Cell("null" if value is None else as_text(value))) for name, value in values.items()]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -108,5 +108,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def as_text(value: Any) -> str | None:
+    """A field's value as JSON spells it, but text and None as they are."""
+    return value if isinstance(value, str) or value is None else json.dumps(value)
