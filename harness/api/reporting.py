@@ -61,7 +61,12 @@ class Report:
         shown = [
             notebook_html(
                 section.name,
-                [[(_kind(section.run), ""), *((name, value) for name, value, _ in section.tiles)]],
+                [
+                    [
+                        ("snapshot" if section.run.profile is None else section.run.profile.source, ""),
+                        *((name, value) for name, value, _ in section.tiles),
+                    ]
+                ],
                 [*section.answer, *section.run.notes],
             )
             for section in self._sections()
@@ -102,10 +107,6 @@ def read_runs(
     for run in runs:
         _add_answers(run, simulate=simulate)
     return runs
-
-
-def _kind(run: ReportRun) -> str:
-    return "snapshot" if run.profile is None else run.profile.source
 
 
 def _name(profile: StepProfile) -> str:

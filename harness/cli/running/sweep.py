@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -18,7 +19,7 @@ from harness.errors import InputError
 from harness.system import complain, quiet_libraries, stdout_kept_for_json, write_whole
 
 if TYPE_CHECKING:
-    from harness.sweep import Plan, RemoteLauncher, Row, Sweep
+    from harness.sweep import Plan, Row, Sweep
 
 
 EXAMPLES = """
@@ -93,8 +94,8 @@ def sweep(
     ] = False,
 ) -> None:
     """Change one field at a time, or all combinations: a table, curves, and the answer in a sentence."""
-    from harness.cli.terminal.sweep import print_sweep
-    from harness.sweep import default_folder, plan_sweep, sole_sweep_in, sweep_of
+    from harness.cli.terminal.sweep import SweepProgress, print_sweep
+    from harness.sweep import default_folder, plan_sweep, run_cells, sole_sweep_in, sweep_of
     from harness.track import tracker_names
 
     trackers = tracker_names(track or [])
@@ -132,8 +133,12 @@ def sweep(
     with sole_sweep_in(folder):
         _refuse_another_question(folder, plan)
         try:
-            with stdout_kept_for_json(form is not None or remote is not None):  # launchers print to it
-                _run(plan, folder, at_once, device, remote, log, rows)
+            kept = stdout_kept_for_json(form is not None or remote is not None)  # launchers print to it
+            cells = run_cells(plan, folder, at_once, device, remote, partial(say, log, whole=True))
+            with kept, SweepProgress(log, len(plan.cells)) as progress, closing(cells):
+                for row in cells:
+                    rows.append(row)
+                    progress.done(row)
         except KeyboardInterrupt:
             interrupted = True
         place = {id(cell): n for n, cell in enumerate(plan.cells)}
@@ -173,29 +178,6 @@ def _refuse_another_question(folder: Path, plan: Plan) -> None:
             f"--out {folder}: it has a {earlier.kind} sweep of {earlier.name} over "
             f"{', '.join(earlier.axes)}, another question than this one. Give another folder."
         )
-
-
-def _run(
-    plan: Plan,
-    folder: Path,
-    jobs: int,
-    device: str | None,
-    remote: RemoteLauncher | None,
-    log: Console,
-    rows: list[Row],
-) -> None:
-    """Run the cells, and add each to `rows` and show it when it is done."""
-    from harness.cli.terminal.sweep import SweepProgress
-    from harness.sweep import run_cells
-
-    with SweepProgress(log, len(plan.cells)) as progress:
-        finished = run_cells(plan, folder, jobs, device, remote, partial(say, log, whole=True))
-        try:
-            for row in finished:
-                rows.append(row)
-                progress.done(row)
-        finally:
-            finished.close()  # type: ignore[attr-defined]
 
 
 def _tell(trackers: list[str], plan: Plan, rows: list[Row], folder: Path, log: Console) -> None:
