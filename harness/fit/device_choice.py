@@ -20,10 +20,8 @@ from harness.fit.offers import (
     Offer,
     by_verdict,
     estimated,
-    needs_as_another,
     simulated,
-    too_small,
-    unable,
+    without_the_step,
 )
 from harness.fit.simulations import Simulations, all_at_once, simulations_on
 from harness.hardware import Hardware, all_hardware
@@ -63,7 +61,7 @@ def compare_hardware(
     devices = all_hardware(prices)
     able = [device for device in devices if not device.lacks(recipe)]
     warn = cache(told)  # each line once
-    offers = [unable(device, recipe) for device in devices if device not in able]
+    offers = [without_the_step(device, device.lacks(recipe)) for device in devices if device not in able]
     offers += best_offers(recipe, _by_kernels(able), told) if best else []
     answered = {offer.name for offer in offers}
     kinds = changeable = _by_kernels([device for device in able if device.name not in answered])
@@ -96,9 +94,10 @@ def _without_what_stays(recipe: Recipe, kinds: list[Simulations]) -> Iterator[Of
     which are the same on every kind, do not fit the largest."""
     with suppress(InputError):
         kept = kinds[0].kept_bytes(recipe) if kinds else 0
+        reason = f"{kept / GIB:.1f} GiB stay on the device from step to step"
         for kind in kinds:
             if kept - WORKSPACES_BYTES > _largest(kind.devices) and not kind.knows(recipe):
-                yield from (too_small(device, kept) for device in kind.devices)
+                yield from (without_the_step(device, reason, kept) for device in kind.devices)
 
 
 def _far_too_small(recipe: Recipe, kinds: list[Simulations]) -> Iterator[Offer]:
@@ -106,9 +105,10 @@ def _far_too_small(recipe: Recipe, kinds: list[Simulations]) -> Iterator[Offer]:
     known = [kind for kind in kinds if kind.knows(recipe)]
     profiles = [kind.with_plenty(recipe) for kind in known]
     needed = min((profile.memory.process_bytes or 0 for profile in profiles), default=0)
+    reason = f"needs about {needed / GIB:.1f} GiB"
     for kind in kinds:
         if kind not in known and needed * (1 - KINDS_APART) > _largest(kind.devices):
-            yield from (needs_as_another(device, needed) for device in kind.devices)
+            yield from (without_the_step(device, reason, needed) for device in kind.devices)
 
 
 def _largest(alike: list[Hardware]) -> int:
