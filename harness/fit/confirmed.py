@@ -14,15 +14,7 @@ from pydantic import ValidationError
 from harness.allocator import Settings
 from harness.architecture import load_shape, num_parameters
 from harness.errors import InputError
-from harness.fit.changes import (
-    Change,
-    Pricing,
-    by_arithmetic,
-    changed,
-    combined,
-    overrides,
-    suggestions,
-)
+from harness.fit.changes import Change, Pricing, by_arithmetic, changed, combined, overrides, suggestions
 from harness.fit.exact import ExactFit, fit_exact, fits_beyond
 from harness.fit.held_back import HeldBack, NeutralChange, held_back, neutrally_changed, with_neutral_change
 from harness.fit.search import (

@@ -14,15 +14,7 @@ from harness.errors import InputError
 from harness.fit.best import best_offers
 from harness.fit.changes import overrides
 from harness.fit.held_back import NEUTRAL, cost_in_words, neutrally_changed
-from harness.fit.offers import (
-    GIB,
-    UNSURE,
-    Offer,
-    by_verdict,
-    estimated,
-    simulated,
-    without_the_step,
-)
+from harness.fit.offers import GIB, UNSURE, Offer, by_verdict, estimated, simulated, without_the_step
 from harness.fit.simulations import Simulations, all_at_once, simulations_on
 from harness.hardware import Hardware, all_hardware
 from harness.napkin import estimate, required_bytes
@@ -60,7 +52,7 @@ def compare_hardware(
     """
     devices = all_hardware(prices)
     able = [device for device in devices if not device.lacks(recipe)]
-    warn = cache(told)  # each line once
+    told = cache(told)  # each line once
     offers = [without_the_step(device, device.lacks(recipe)) for device in devices if device not in able]
     offers += best_offers(recipe, _by_kernels(able), told) if best else []
     answered = {offer.name for offer in offers}
@@ -76,9 +68,9 @@ def compare_hardware(
         offers += small.values()
         all_at_once((simulations_on(alike, told), recipe) for alike in kinds[AT_FIRST:])
     for alike in kinds:
-        offers += _offers(recipe, alike, told, warn, by_arithmetic)
+        offers += _offers(recipe, alike, told, by_arithmetic)
     if not best and not by_arithmetic:
-        offers = _with_neutral_change(recipe, offers, changeable, told, warn)
+        offers = _with_neutral_change(recipe, offers, changeable, told)
 
     offers = [replace(offer, gpus=recipe.world_size) for offer in offers]
 
@@ -116,11 +108,7 @@ def _largest(alike: list[Hardware]) -> int:
 
 
 def _with_neutral_change(
-    recipe: Recipe,
-    offers: list[Offer],
-    kinds: list[list[Hardware]],
-    told: Callable[[str], None],
-    warn: Callable[[str], None],
+    recipe: Recipe, offers: list[Offer], kinds: list[list[Hardware]], told: Callable[[str], None]
 ) -> list[Offer]:
     """The offers, but of devices that a change which costs nothing makes large enough, with that change."""
     other = neutrally_changed(recipe)
@@ -140,7 +128,7 @@ def _with_neutral_change(
 
     hopeful = [alike for alike in kinds if any(may_fit(device) for device in alike)]
     all_at_once((simulations_on(alike, told), other) for alike in hopeful)
-    found = [offer for alike in hopeful for offer in _offers(other, alike, told, warn, by_arithmetic=False)]
+    found = [offer for alike in hopeful for offer in _offers(other, alike, told, by_arithmetic=False)]
     spelled = overrides(recipe, NEUTRAL)
     better: dict[str, Offer] = {}
     for offer in found:
@@ -161,11 +149,7 @@ def _by_kernels(devices: list[Hardware]) -> list[list[Hardware]]:
 
 
 def _offers(
-    recipe: Recipe,
-    alike: list[Hardware],
-    told: Callable[[str], None],
-    warn: Callable[[str], None],
-    by_arithmetic: bool,
+    recipe: Recipe, alike: list[Hardware], told: Callable[[str], None], by_arithmetic: bool
 ) -> list[Offer]:
     """Of devices that run the same kernels."""
     if by_arithmetic:
@@ -174,9 +158,9 @@ def _offers(
     simulations = simulations_on(alike, told)
     try:
         for warning in simulations.timed(recipe).warnings:
-            warn(f"warning: {warning}")
+            told(f"warning: {warning}")
     except InputError as error:
-        warn(f"by arithmetic: {error}")
+        told(f"by arithmetic: {error}")
         return [estimated(recipe, device) for device in alike]
     offers = [simulated(recipe, device, simulations) for device in alike]
     simulations.keep()

@@ -41,16 +41,12 @@ def operator_bytes(func: Any, args: Any, kwargs: dict[str, Any], out: Any, scrip
         read = position != operator.unread and not looked_up and not argument.is_out
         moved += size_bytes * (read + written)
     results = out if isinstance(out, list | tuple) else (out,)
-    fresh = [r for r, declared in zip(results, _declared(func, results), strict=False) if not declared]
+    declared = func._schema.returns
+    if len(declared) == 1 and len(results) > 1:  # one list
+        declared = declared * len(results)
+    infos = zip(results, (each.alias_info for each in declared), strict=False)
+    fresh = [result for result, info in infos if info is None or not info.is_write]  # not written in place
     return moved + tensor_bytes(fresh) * (2 if operator.looks_up else 1)
-
-
-def _declared(func: Any, results: Sequence[Any]) -> list[bool]:
-    """For each result, whether it is an argument (written in place)."""
-    returns = func._schema.returns
-    if len(returns) == 1 and len(results) > 1:  # one list
-        returns = returns * len(results)
-    return [r.alias_info is not None and r.alias_info.is_write for r in returns]
 
 
 def tensor_bytes(values: Any) -> int:

@@ -111,7 +111,8 @@ class LoopRecorder:
             self._memory.look_back_at_window(self.steps)
             self._write(complete=False)
         self.steps += 1
-        self._kind: Kind = self._kind_of(self.steps)
+        in_window = self.window.first <= self.steps <= self.window.last
+        self._kind: Kind = "recorded" if in_window else "warmup" if self.steps == 1 else "timed"
         self._observer.begin_step(self.steps - 1, "warmup" if self._followed else self._kind)
         if self._kind == "recorded" or self._followed:
             for gradient in self.kept.gradients():  # of steps before, not yet set to none
@@ -256,11 +257,6 @@ class LoopRecorder:
         complain(f"watching ends here, the program goes on: {message}", 1)
 
     # What becomes of it.
-
-    def _kind_of(self, step: int) -> Kind:
-        if self.window.first <= step <= self.window.last:
-            return "recorded"
-        return "warmup" if step == 1 else "timed"
 
     @property
     def _followed(self) -> bool:

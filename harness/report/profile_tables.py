@@ -10,11 +10,13 @@ from harness.system import is_object
 
 def profile_tables(profile: StepProfile) -> dict[str, Table]:
     """The tables of a profile by name; a table without rows is left out."""
+    at_peak = profile.memory.at_peak_by_module or {}
+    modules = [(Cell(path), Cell(size, "bytes")) for path, size in at_peak.items()]
     tables = {
         "summary": summary_table(profile),
         "phases": phase_table(profile),
         "memory": memory_table(profile),
-        "modules": module_table(profile),
+        "modules": Table("Memory at the peak by module", ("module", "bytes"), modules),
         "recipe": Table("Recipe, every field", ("field", "value"), _pairs(profile.recipe or {})),
         "provenance": Table("Provenance", ("what", "value"), _pairs(_flat(profile.provenance))),
     }
@@ -84,13 +86,6 @@ def memory_table(profile: StepProfile) -> Table:
         if size is not None
     ]
     return Table("Memory at the peak by category", ("category", "bytes", "share"), rows)
-
-
-def module_table(profile: StepProfile) -> Table:
-    """The bytes at the peak by module."""
-    modules = profile.memory.at_peak_by_module or {}
-    rows = [(Cell(path), Cell(size, "bytes")) for path, size in modules.items()]
-    return Table("Memory at the peak by module", ("module", "bytes"), rows)
 
 
 def _pairs(values: dict[str, Any]) -> list[Any]:

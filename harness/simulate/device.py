@@ -65,7 +65,9 @@ class SimulatedDevice(StorageTracker):
             call.script = ()
             if is_on_device(out, args):
                 call.script = script_of(func, args, kwargs, out, self.rules.gpu)
-                self._note(operator_name(func), call.script)
+                name, unknown = operator_name(func), [s.how for s in call.script if isinstance(s, Unknown)]
+                # of ways of computing that nobody has looked at each counts by itself
+                self.operators.update([f"{name} ({how})" for how in unknown] or [name])
         if self.recorded:
             if call.cost is None:
                 call.cost = [clock.cost(func, args, kwargs, out, call.script) for clock in self.clocks]
@@ -74,22 +76,13 @@ class SimulatedDevice(StorageTracker):
                 clock.recomputing = recomputing
                 self._clock(clock, cost, func, args)
         if "c10d" in func.namespace:
-            self._communicate(operator_name(func), args, out)
+            if (name := operator_name(func)) in KINDS:
+                self.communication.launched(name, args, out, timed=self.recorded)
+            elif name == WAIT:
+                self.communication.waited(args[0])
         if call.script:
             self._play(call.script, func, out)
         return out
-
-    def _note(self, name: str, script: Sequence[Step]) -> None:
-        """Add an operator to `operators`, or each of its ways of computing that nobody has looked at."""
-        ways = [step.how for step in script if isinstance(step, Unknown)]
-        self.operators.update(f"{name} ({how})" for how in ways) if ways else self.operators.add(name)
-
-    def _communicate(self, name: str, args: Any, out: Any) -> None:
-        """Report a collective, or the wait for one, to `communication`."""
-        if name in KINDS:
-            self.communication.launched(name, args, out, timed=self.recorded)
-        elif name == WAIT:
-            self.communication.waited(args[0])
 
     def _clock(self, clock: SimulatedTime, cost: Cost, func: Any, args: Any) -> None:
         """Let a clock take the time of an operator: a kernel, a copy over the link, or work of the host."""
@@ -125,7 +118,11 @@ class SimulatedDevice(StorageTracker):
                 freed.add(step.temporary)
                 self.memory.release([keys[step.temporary]])
             elif isinstance(step, Keep):
-                self._keep_workspace(step)
+                # cuBLAS and cuBLASLt each keep one for each thread, which are Python's and autograd's
+                user = step.library, torch._C._current_autograd_node() is not None
+                if user not in self._workspaces:
+                    self._workspaces.add(user)
+                    self.memory.keep_workspace(step.size_bytes)
             elif isinstance(step, Output):
                 self._see(outputs[step.index], func)
         self._see(out, func)
@@ -134,11 +131,3 @@ class SimulatedDevice(StorageTracker):
     def follows(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is the device's. Tensors on the CPU (step counters, data at first) are not."""
         return storage.device.type == "meta"
-
-    def _keep_workspace(self, step: Keep) -> None:
-        """Allocate the workspace that cuBLAS and cuBLASLt each keep for each thread, which are Python's and
-        autograd's, unless it exists."""
-        user = step.library, torch._C._current_autograd_node() is not None
-        if user not in self._workspaces:
-            self._workspaces.add(user)
-            self.memory.keep_workspace(step.size_bytes)
