@@ -19,14 +19,11 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-if TYPE_CHECKING:
-    from harness.loops.finder import LoopFinder
 
 Around = AbstractContextManager[None]
 
@@ -47,8 +44,8 @@ def _within(context: Callable[..., Around]) -> Callable[..., Any]:
 class Wraps:
     """Wraps everything that the module's docstring lists, until `undo`."""
 
-    def __init__(self, listener: "LoopFinder") -> None:
-        """`listener` hears of the wrapped calls, with their arguments."""
+    def __init__(self, listener: Any) -> None:
+        """`listener`: the finder (loops/finder.py), which hears of the wrapped calls with their arguments."""
         self._listener = listener
         self._undo: list[tuple[Any, str, Any]] = []
         """(where, name, (wrapper, original)) of each wrapped function."""

@@ -49,8 +49,8 @@ class _Files:
         else:
             yield Replacement("peft.peft_model.safe_save_file", self._safetensors, why)
             same = "takes all shape-only tensors for one, by their address, and copies them"
-            by_storage = lambda tensor: tensor.untyped_storage()._cdata  # noqa: E731
-            yield Replacement("peft.peft_model.id_tensor_storage", by_storage, same)
+            name = "peft.peft_model.id_tensor_storage"
+            yield Replacement(name, lambda tensor: tensor.untyped_storage()._cdata, same)
         yield Replacement("torch.save", self._one_by_one, why)
         yield Replacement("torch.distributed.checkpoint.save", self._one_by_one, why)
         to_device = self._to_device(torch.Tensor.to)
