@@ -22,6 +22,7 @@ from typing import Any
 
 from harness.errors import InputError, first_line
 from harness.launch.rank import SIGNS_OF_LIFE
+from harness.system import in_environment
 
 BETWEEN_LOOKS_S = 0.5
 """How often the watcher reads the signs of life, in seconds."""
@@ -110,16 +111,8 @@ def _environment(folder: Path) -> Generator[Path]:
         variables["OMP_NUM_THREADS"] = "1"
     if Path("/sys/class/net/lo").exists() and "GLOO_SOCKET_IFNAME" not in os.environ:
         variables["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this machine, whatever its network
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
+    with in_environment(variables):
         yield signs
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 class _Watcher:
