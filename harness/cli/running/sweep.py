@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from harness.cli.arguments import AsJson, RecipeName, Track, one_of
 from harness.cli.exit_status import A_CELL_FAILED, INTERRUPTED
@@ -118,6 +117,7 @@ def sweep(
     plan = plan_sweep(recipe, values or [], sources[kind], grid=grid)  # type: ignore[arg-type]
     folder = out or default_folder(plan)
     log, people = Terminal(stderr=True), Terminal(stderr=form is not None)
+    told = partial(say, log, whole=True)
     at_once = 1 if measure else jobs or max(1, (os.cpu_count() or 2) // 2)
     remote = None
     if launcher is not None:
@@ -125,7 +125,6 @@ def sweep(
 
         if measure and device is None:
             device = "cuda"  # a machine without one refuses its cells
-        told = partial(say, log, whole=True)
         remote = launcher_named(launcher, launcher_option or [], folder, plan.kind, device, told)
         at_once = jobs or (1 if device == "cpu" else remote.at_once)
     rows: list[Row] = []
@@ -134,7 +133,7 @@ def sweep(
         _refuse_another_question(folder, plan)
         try:
             kept = stdout_kept_for_json(form is not None or remote is not None)  # launchers print to it
-            cells = run_cells(plan, folder, at_once, device, remote, partial(say, log, whole=True))
+            cells = run_cells(plan, folder, at_once, device, remote, told)
             with kept, SweepProgress(log, len(plan.cells)) as progress, closing(cells):
                 for row in cells:
                     rows.append(row)
@@ -154,7 +153,12 @@ def sweep(
             if form is not None:
                 print(written[form], end="")
             say(people, f"sweep folder: {folder}", whole=True)
-            _tell(trackers, plan, rows, folder, log)
+            if trackers:
+                from harness.sweep import tracked_cells
+                from harness.track import track_all
+
+                files = [folder / name for name in ("report.html", "sweep.json", "sweep.csv")]
+                track_all(trackers, tracked_cells(plan, rows, folder, files), told)
     if interrupted:
         rest = f"{len(rows)} of {len(plan.cells)} cells are done; run the same command to go on"
         raise typer.Exit(complain(f"interrupted: {rest}", INTERRUPTED))
@@ -178,17 +182,6 @@ def _refuse_another_question(folder: Path, plan: Plan) -> None:
             f"--out {folder}: it has a {earlier.kind} sweep of {earlier.name} over "
             f"{', '.join(earlier.axes)}, another question than this one. Give another folder."
         )
-
-
-def _tell(trackers: list[str], plan: Plan, rows: list[Row], folder: Path, log: Console) -> None:
-    """Report the cells that this command ran to the trackers."""
-    if not trackers:
-        return
-    from harness.sweep import tracked_cells
-    from harness.track import track_all
-
-    files = [folder / name for name in ("report.html", "sweep.json", "sweep.csv")]
-    track_all(trackers, tracked_cells(plan, rows, folder, files), lambda words: say(log, words, whole=True))
 
 
 def _write(folder: Path, done: Sweep) -> dict[str, str]:
