@@ -68,6 +68,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
+def first_line(error: object) -> str:
+    """The first line of a library's error, and the second if the first ends with a colon; no full stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    message = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return message.rstrip(". ")
+
+
 def nearest(name: str, names: Collection[str], alike: float = 0.6) -> str:
     """A " Did you mean ...?" for a misspelt `name`; empty when none of `names` is `alike`, of 1."""
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=alike)

@@ -3,7 +3,7 @@
 GIB = 2**30
 
 
-def in_gib(size_bytes: int | None) -> str:
+def in_gib(size_bytes: float | None) -> str:
     """Bytes for reading: GiB; MiB, KiB and bytes below a tenth of the next larger; a dash for unknown."""
     if size_bytes is None:
         return "-"

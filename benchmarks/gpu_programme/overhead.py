@@ -69,7 +69,7 @@ def _record(device: Any, on: bool) -> None:
         return
     import torch
 
-    from harness.measure.cuda import MAX_ENTRIES
+    from harness.measure.device_memory import MAX_ENTRIES
 
     if on:
         torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python", context="all")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.allocator.allocator import Allocator, AllocatorOutOfMemory
-from harness.allocator.blocks import Block
+from harness.allocator.blocks import Block, Segment
+from harness.allocator.device_memory import Device
 from harness.allocator.settings import Settings
 
 SEGMENT_ACTIONS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
@@ -68,7 +69,7 @@ class _Trace:
                 )
             address = there[1]  # the device's free bytes: only the driver knows them
         elif there and action == "segment_map" and address >= _UNPLACED:
-            self.allocator.device.move(self.allocator.device.segments[address], there[1])
+            _move(self.allocator.device, self.allocator.device.segments[address], there[1])
             address = there[1]
         if there != (action, address, size, stream):
             made = (action, address, size, stream)
@@ -141,6 +142,16 @@ def _follow(trace: _Trace, blocks: dict[int, Block], event: Event) -> int:
     else:
         raise _Diverged(f"unknown action {action!r}")
     return int(action not in SEGMENT_ACTIONS)
+
+
+def _move(device: Device, segment: Segment, address: int) -> None:
+    """Change the address of a segment that is one unmapped block. A replay learns it at its first use."""
+    block = segment.head
+    block.pool.unmapped.remove(block)
+    del device.segments[segment.address]
+    segment.address = block.address = address
+    device.segments[address] = segment
+    block.pool.insert_into_unmapped(block)
 
 
 def _empty_cache_if_due(trace: _Trace, size: int = 0, stream: int = 0) -> None:

@@ -63,15 +63,6 @@ class Device:
             return self._counter
         return segment.counter
 
-    def move(self, segment: Segment, address: int) -> None:
-        """Change the address of a segment that is one unmapped block. A replay learns it at its first use."""
-        block = segment.head
-        block.pool.unmapped.remove(block)
-        del self.segments[segment.address]
-        segment.address = block.address = address
-        self.segments[address] = segment
-        block.pool.insert_into_unmapped(block)
-
     def _add_segment(self, pool: StreamPool, size: int, page_size: int) -> Block:
         """A new segment, as its only block."""
         address = self._next_address if self._new_address is None else self._new_address(size)

@@ -4,14 +4,14 @@ The meaning of every option is that of c10/core/AllocatorConfig.cpp and c10/cuda
 PyTorch 2.11 to 2.15. Sizes are in bytes here; the options' own unit is MiB although their names say mb.
 """
 
-import difflib
+import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.errors import InputError
+from harness.errors import InputError, nearest
 from harness.system import FreeBlockOrder, TorchRelease, installed_version
 
 MiB = 2**20
@@ -75,10 +75,12 @@ def parse_settings(text: str, torch_version: str = "2.13", origin: str = VARIABL
     values: dict[str, str] = {}
     for key, value in _options(text, origin):
         if key not in _PARSERS and key not in _NEUTRAL:
-            raise _unknown(key, origin)
+            known = sorted([*_PARSERS, *_NEUTRAL])
+            hint = nearest(key, known) or f" Known options: {', '.join(known)}."
+            raise InputError(f"{origin}: unknown allocator option {key!r}.{hint}")
         if key in values:
             raise InputError(f"{origin}: {key} is given twice. Give it once.")
-        if key in _NEUTRAL and (problem := _NEUTRAL[key](value)):
+        if key in _NEUTRAL and (problem := _problem(key, value)):
             raise InputError(f"{origin}: {key}:{value} {problem}")
         values[key] = value
     fields: dict[str, Any] = {}
@@ -109,14 +111,6 @@ def _options(text: str, origin: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def _unknown(key: str, origin: str) -> InputError:
-    """The error for an option that PyTorch does not have, with the nearest one that it has."""
-    known = sorted([*_PARSERS, *_NEUTRAL])
-    nearest = difflib.get_close_matches(key, known, n=1)
-    hint = f"Did you mean {nearest[0]}?" if nearest else f"Known options: {', '.join(known)}."
-    return InputError(f"{origin}: unknown allocator option {key!r}. {hint}")
-
-
 def _boolean(value: str, fields: dict[str, Any]) -> bool:
     if value not in ("True", "False"):
         raise ValueError("it takes True or False")
@@ -137,27 +131,22 @@ def _at_least_large_segment(value: str, fields: dict[str, Any]) -> int:
     return _mebibytes(value, at_least=fields.get("large_segment_size_bytes", kLargeBuffer) // MiB)
 
 
-def _number(value: str, what: str) -> float:
+def _number(value: str, what: str, is_right: Callable[[float], bool]) -> float:
     try:
-        return float(value)
+        number = float(value)
     except ValueError:
-        raise ValueError(f"it takes {what}") from None
+        number = math.nan
+    if not is_right(number):
+        raise ValueError(f"it takes {what}")
+    return number
 
 
 def _threshold(value: str, fields: dict[str, Any]) -> float:
-    what = "a number between 0 and 1, both excluded"
-    threshold = _number(value, what)
-    if not 0 < threshold < 1:
-        raise ValueError(f"it takes {what}")
-    return threshold
+    return _number(value, "a number between 0 and 1, both excluded", lambda number: 0 < number < 1)
 
 
 def _fraction(value: str, fields: dict[str, Any]) -> float:
-    what = "a number from 0 to 1"
-    fraction = _number(value, what)
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"it takes {what}")
-    return fraction
+    return _number(value, "a number from 0 to 1", lambda number: 0 <= number <= 1)
 
 
 def _divisions(value: str, fields: dict[str, Any]) -> tuple[int, ...]:
@@ -193,29 +182,22 @@ def _is_power_of_two(text: str) -> bool:
     return bool(re.fullmatch(r"\d+", text)) and int(text).bit_count() == 1
 
 
-def _accept(value: str) -> str | None:
-    return None
-
-
-def _native(value: str) -> str | None:
-    if value == "native":
-        return None
-    if value == "cudaMallocAsync":
-        return (
-            "cannot be simulated: that allocator is the CUDA driver's own, whose rules are not published. "
-            "Use backend:native."
-        )
-    return "names no allocator. Use backend:native."
-
-
-def _off(value: str) -> str | None:
-    if value == "False":
-        return None
-    return "cannot be simulated: it rejects requests before memory runs out. Drop it."
-
-
-def _refuse(value: str) -> str | None:
-    return "cannot be simulated: it limits the address space of a segment. Drop it."
+def _problem(key: str, value: str) -> str | None:
+    """Why the value of an option of _NEUTRAL is refused; None where it changes nothing."""
+    match key, value:
+        case "backend", "cudaMallocAsync":
+            return (
+                "cannot be simulated: that allocator is the CUDA driver's own, whose rules are not "
+                "published. Use backend:native."
+            )
+        case "backend", other if other != "native":
+            return "names no allocator. Use backend:native."
+        case "throw_on_cudamalloc_oom", other if other != "False":
+            return "cannot be simulated: it rejects requests before memory runs out. Drop it."
+        case "expandable_segments_reserve" | "expandable_segments_reserve_by_class", _:
+            return "cannot be simulated: it limits the address space of a segment. Drop it."
+        case _:
+            return None
 
 
 _PARSERS = {  # by option: the field of Settings, and what reads its value
@@ -228,23 +210,14 @@ _PARSERS = {  # by option: the field of Settings, and what reads its value
     "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
 }
 
-_NEUTRAL = {  # by option that changes nothing here: what returns why a value is refused, or None
-    "backend": _native,
-    "throw_on_cudamalloc_oom": _off,
-    "expandable_segments_reserve": _refuse,
-    "expandable_segments_reserve_by_class": _refuse,
-    "release_lock_on_cudamalloc": _accept,
-    "release_lock_on_hipmalloc": _accept,
-    "graph_capture_record_stream_reuse": _accept,
-    "pinned_use_cuda_host_register": _accept,
-    "pinned_use_hip_host_register": _accept,
-    "pinned_num_register_threads": _accept,
-    "pinned_use_background_threads": _accept,
-    "pinned_reserve_segment_size_mb": _accept,
-    "pinned_max_round_threshold_mb": _accept,
-    "pinned_max_cached_size_mb": _accept,
-    "pinned_free_catch_all": _accept,
-}
+_NEUTRAL = (  # options that change nothing here, but for the values that `_problem` refuses
+    *("backend", "throw_on_cudamalloc_oom"),
+    *("expandable_segments_reserve", "expandable_segments_reserve_by_class"),
+    *("release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse"),
+    *("pinned_use_cuda_host_register", "pinned_use_hip_host_register", "pinned_num_register_threads"),
+    *("pinned_use_background_threads", "pinned_reserve_segment_size_mb", "pinned_max_round_threshold_mb"),
+    *("pinned_max_cached_size_mb", "pinned_free_catch_all"),
+)
 
 
 def allocator_settings(environment: Mapping[str, str], text: str | None = None) -> Settings:

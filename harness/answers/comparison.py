@@ -262,5 +262,5 @@ def unexplained_lines(comparison: Comparison) -> Iterator[str]:
 
 def signed(size_bytes: float) -> str:
     """A difference of sizes in GiB with its sign."""
-    text = in_gib(int(size_bytes))
+    text = in_gib(size_bytes)
     return text if size_bytes < 0 else f"+{text}"

@@ -49,7 +49,10 @@ def gather(
     a virtual GPU too. Raises InputError for what cannot be read, where no recipe and no profile is named, and
     for overrides of a profile's recipe.
     """
-    arguments = [_profile_in(text) for text in arguments]
+    inside = [os.path.join(text, "profile.json") for text in arguments]  # of a run folder
+    arguments = [
+        path if os.path.lexists(path) else text for text, path in zip(arguments, inside, strict=True)
+    ]
     paths = [text for text in arguments if _is_profile(text)]
     rest = [text for text in arguments if not _is_profile(text)]
     recipes = [text for text in rest if "=" not in text]
@@ -94,12 +97,6 @@ def complete(case: Case, sources: Sequence[Prediction] = ("napkin", "simulated")
                 case.profiles.append(predicted(source, case.recipe, case.hardware, environment))
             except InputError as error:
                 case.notes.append(f"there is no {source} answer: {error}")
-
-
-def _profile_in(text: str) -> str:
-    """The profile's path for a run folder; any other argument as it is."""
-    inside = os.path.join(text, "profile.json")
-    return inside if os.path.lexists(inside) else text
 
 
 def _is_profile(text: str) -> bool:

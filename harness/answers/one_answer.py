@@ -8,8 +8,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness.allocator import Settings, allocator_settings
 from harness.errors import InputError
@@ -56,27 +57,22 @@ def simulated(
     from harness.fit import advise, tensor_in_words
     from harness.simulate import simulate
 
-    profile, memory = simulate(recipe, hardware, settings, rank=rank, after=after, advise=advise)
+    step = partial(simulate, recipe, hardware, settings, rank=rank)
+    profile, memory = step(after=after, advise=advise)
     if profile.oom is not None and profile.oom.phase in PHASES:
         named = tensor_in_words(recipe, profile.oom.requested_bytes)
         profile.oom.requested_is = named or profile.oom.requested_is
     if after is not None and after.evaluation is not None and profile.evaluation is not None:
-        _add_other_ways(profile, profile.evaluation, after.evaluation, recipe, hardware, settings, rank)
+        _add_other_ways(profile, profile.evaluation, after.evaluation, step)
     return profile, memory
 
 
 def _add_other_ways(
-    profile: StepProfile,
-    stats: EvaluationStats,
-    evaluation: Evaluation,
-    recipe: Recipe,
-    hardware: Hardware,
-    settings: Settings,
-    rank: int,
+    profile: StepProfile, stats: EvaluationStats, evaluation: Evaluation, simulate: Callable[..., Any]
 ) -> None:
     """Add to `stats` what the evaluation would take if its logits went to the host after each batch, and if
-    none were kept: where they are kept, and the evaluation takes more memory than a step."""
-    from harness.simulate import simulate
+    none were kept: where they are kept, and the evaluation takes more memory than a step. `simulate`
+    simulates the step, and what comes after it."""
     from harness.training import AfterStep
 
     peak, step = profile.phases.get("evaluation"), profile.memory.peak_allocated_bytes or 0
@@ -87,7 +83,7 @@ def _add_other_ways(
     for way in (replace(evaluation, accumulation_steps=1), replace(evaluation, keep_logits=False)):
         if way == evaluation:
             continue
-        tried, _ = simulate(recipe, hardware, settings, rank=rank, after=AfterStep(way), explain_oom=False)
+        tried, _ = simulate(after=AfterStep(way), explain_oom=False)
         found = tried.evaluation
         assert found is not None
         if stats.logits_bytes is None:

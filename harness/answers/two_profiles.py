@@ -108,7 +108,7 @@ class ProfileDiff:
     """The totals, categories and phases that differ, besides `peak`."""
     modules: list[Difference]
     """The bytes of modules at the peak, layers of one kind together, the largest change first."""
-    ranks: tuple[list[str], list[str]]
+    ranks: tuple[list[str], ...]
     """Sentences that compare the ranks of a profile with one another; empty for one of a single process."""
     divergences: list[OnlyOne] = field(default_factory=list["OnlyOne"])
     """The first allocations of each phase that only one makes, where both recorded their histories."""
@@ -158,7 +158,7 @@ def diff_profiles(first: StepProfile, second: StepProfile) -> ProfileDiff:
         peak=peak,
         bytes=[change for change in [*others, *_ranks(first, second)] if change.first != change.second],
         modules=[change for change in changes if change.change],
-        ranks=(_side_by_side(first), _side_by_side(second)),
+        ranks=tuple([*ranks_in_words(p.ranks)] if p.ranks else [] for p in (first, second)),
         time=_time(first, second),
         second_ran_out=first.oom is None and second.oom is not None,
     )
@@ -174,10 +174,6 @@ def _time(first: StepProfile, second: StepProfile) -> TimeDifference | None:
     changes = sorted(both.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
     tokens = first.step.tokens_per_s, second.step.tokens_per_s
     return TimeDifference(*times, tokens, dict(changes) if before and after else {})
-
-
-def _side_by_side(profile: StepProfile) -> list[str]:
-    return [] if profile.ranks is None else list(ranks_in_words(profile.ranks))
 
 
 def _ranks(first: StepProfile, second: StepProfile) -> Iterator[Difference]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from harness.api.arguments import AnyRecipe, asked_recipe, checked
 from harness.recipe import Recipe
+from harness.run_folder import read_profile
+from harness.snapshot import read_snapshot
 from harness.step_profile import StepProfile
 
 Location = str | os.PathLike[str]
@@ -25,8 +27,6 @@ def load_recipe(recipe: AnyRecipe, **overrides: Any) -> Recipe:
 @checked
 def load_profile(path: Location) -> StepProfile:
     """The profile of a run folder, or in a profile.json. Raises InputError if there is none."""
-    from harness.run_folder import read_profile
-
     return read_profile(Path(path))
 
 
@@ -38,8 +38,6 @@ def load_snapshot(path: Location) -> dict[str, Any]:
     events a device. A pickle is read as plain data: nothing in it runs, whoever made it. Raises InputError
     for a file that is missing, too large, or no snapshot.
     """
-    from harness.snapshot import read_snapshot
-
     file = Path(path)
     if os.path.isdir(file):
         names = ("snapshot.pickle", "snapshot.json")

@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.answers import Case, complete, different_fields
 from harness.api.arguments import checked
+from harness.architecture import load_shape
 from harness.errors import InputError
+from harness.fit import by_arithmetic, suggestions
+from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware, table_device
+from harness.recipe import Recipe, check_recipe
 from harness.step_profile import StepProfile
-from harness.system import notebook_html, write_whole
+from harness.system import notebook_html, quiet_libraries, write_whole
+from harness.units import in_gib
 
 if TYPE_CHECKING:
-    from harness.hardware import Hardware
-    from harness.recipe import Recipe
     from harness.report import ReportRun, Section
 
 Reported = str | os.PathLike[str] | StepProfile
@@ -61,7 +65,12 @@ class Report:
         shown = [
             notebook_html(
                 section.name,
-                [[(_kind(section.run), ""), *((name, value) for name, value, _ in section.tiles)]],
+                [
+                    [
+                        ("snapshot" if section.run.profile is None else section.run.profile.source, ""),
+                        *((name, value) for name, value, _ in section.tiles),
+                    ]
+                ],
                 [*section.answer, *section.run.notes],
             )
             for section in self._sections()
@@ -104,10 +113,6 @@ def read_runs(
     return runs
 
 
-def _kind(run: ReportRun) -> str:
-    return "snapshot" if run.profile is None else run.profile.source
-
-
 def _name(profile: StepProfile) -> str:
     name = profile.provenance.get("recipe_name")
     return name if isinstance(name, str) and name else profile.source
@@ -132,8 +137,6 @@ def _together(runs: Sequence[ReportRun], places: Sequence[str]) -> list[ReportRu
 
 def _is_answer_of(run: ReportRun, earlier: ReportRun) -> bool:
     """Whether `run` is a profile alone, of the recipe of `earlier` and of a source that this lacks so far."""
-    from harness.answers import different_fields
-
     profile, its_profile = run.profile, earlier.profile
     if run.history is not None or profile is None or its_profile is None:
         return False
@@ -146,11 +149,6 @@ def _is_answer_of(run: ReportRun, earlier: ReportRun) -> bool:
 def _add_answers(run: ReportRun, *, simulate: bool) -> None:
     """Add the predictions that a run's profile lacks: napkin always, since it takes milliseconds, and the
     simulated answer with `simulate`. Notes say what cannot be predicted, and why."""
-    from harness.answers import Case, complete
-    from harness.hardware import DEFAULT_HARDWARE, find_hardware, table_device
-    from harness.recipe import check_recipe
-    from harness.system import quiet_libraries
-
     if run.profile is None:
         return
     if run.profile.recipe is None:
@@ -183,10 +181,6 @@ def _add_answers(run: ReportRun, *, simulate: bool) -> None:
 def _add_changes(run: ReportRun, recipe: Recipe, device: Hardware) -> None:
     """Add the changes that would save memory by napkin's arithmetic, the most first; none for a model that
     napkin does not know."""
-    from harness.architecture import load_shape
-    from harness.fit import by_arithmetic, suggestions
-    from harness.units import in_gib
-
     try:
         run.shape = load_shape(recipe.model)
         changes = suggestions(recipe, device.memory_bytes, by_arithmetic(device, run.shape))

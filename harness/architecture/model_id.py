@@ -70,7 +70,8 @@ def config_here(model: str) -> Path | None:
         return path / "config.json"
     if os.path.exists(path):  # a pipe too, which read_config refuses
         return path
-    return _cached(model) if _may_be_id(model) else None
+    cached = _in_cache(model.replace("/", "--")) if _may_be_id(model) else []
+    return max(cached, key=lambda path: path.lstat().st_mtime, default=None)
 
 
 def _may_be_id(model: str) -> bool:
@@ -82,12 +83,6 @@ def _in_cache(pattern: str) -> list[Path]:
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
     return [*hub.glob(f"models--{pattern}/snapshots/*/config.json")]
-
-
-def _cached(model: str) -> Path | None:
-    """The newest config of the id `model` in the Hugging Face cache; None without one."""
-    found = _in_cache(model.replace("/", "--"))
-    return max(found, key=lambda path: path.lstat().st_mtime, default=None)
 
 
 def _without_network() -> str:

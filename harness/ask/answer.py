@@ -5,6 +5,7 @@ Numbers and words are those of the commands `napkin`, `fit` and `simulate`; a pa
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
 from textwrap import wrap
@@ -232,7 +233,10 @@ def answer_of(
     how much a step that runs out of memory needs.
     """
     words = verdict(found)
-    alternatives = alternatives or _other_sizes(question)
+    if alternatives is None:  # those by arithmetic, for an answer that has no simulated ones yet
+        alternatives = Found()
+        with suppress(InputError):
+            alternatives = replace(Found.by_arithmetic(question), notes=(), tight=False)
     fits = "yes" if words.startswith("fits") else "tight" if is_tight(found) else "no"
     if unlimited is None or (source == "simulated" and found.oom is None):
         unlimited = found
@@ -258,15 +262,6 @@ def answer_of(
         "impossible": impossible(question.recipe),
     }
     return answer | {"svg": svg(answer), "markdown": markdown(answer), "badge": badge(answer)}
-
-
-def _other_sizes(question: Question) -> Found:
-    """The largest sizes and the changes by arithmetic, for an answer that has no simulated ones yet."""
-    try:
-        found = Found.by_arithmetic(question)
-    except InputError:
-        return Found()
-    return replace(found, notes=(), tight=False)
 
 
 def _parts(found: StepProfile) -> list[dict[str, Any]]:

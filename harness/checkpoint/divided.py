@@ -60,8 +60,11 @@ def read_together(path: Path, training: Training) -> None:
     _make_optimizer_state(training)
     tensors = _divided(training)
     load(tensors, storage_reader=HuggingFaceStorageReader(str(path)))
-    if training.optimizer.state:  # a reshaped scalar may be a copy, and so not the optimizer's own
-        _take_scalars(training, tensors)
+    with torch.no_grad():  # a scalar that `_divided` reshaped may be a copy, and so not the optimizer's own
+        for name, _, stepped in _stepped(training) if training.optimizer.state else ():
+            for key, value in training.optimizer.state[stepped].items():
+                if isinstance(value, Tensor) and not value.dim():
+                    value.copy_(tensors[f"optimizer.{name}.{key}"].reshape(()))
 
 
 def agreed(wrong: list[str]) -> list[str]:
@@ -90,15 +93,6 @@ def _divided(training: Training) -> dict[str, Any]:
                 # safetensors describes a part by its place along dimensions: a scalar is given one dimension
                 tensors[f"optimizer.{name}.{key}"] = value.reshape(1) if not value.dim() else value
     return tensors
-
-
-def _take_scalars(training: Training, tensors: dict[str, Any]) -> None:
-    """Copy the optimizer's scalars, which `_divided` reshaped, from `tensors` into the training."""
-    with torch.no_grad():
-        for name, _, stepped in _stepped(training):
-            for key, value in training.optimizer.state[stepped].items():
-                if isinstance(value, Tensor) and not value.dim():
-                    value.copy_(tensors[f"optimizer.{name}.{key}"].reshape(()))
 
 
 def _stepped(training: Training) -> list[tuple[str, Tensor, Tensor]]:

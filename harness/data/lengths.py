@@ -36,7 +36,9 @@ def example_lengths(
         )
     check_data(named)
     source = tokenizer or recipe.model
-    if tokenizer is None and _is_config_alone(recipe.model):
+    # a config.json without a folder that could have a tokenizer
+    is_config_alone = find_model_config(recipe.model) or Path(recipe.model).expanduser().is_file()
+    if tokenizer is None and is_config_alone:
         if vocab_size is None or vocab_size > MOST_WORDS_OF_BYTES:
             raise InputError(
                 f"--data {data}: model: {recipe.model} is a config without a tokenizer, so nothing tells how "
@@ -60,8 +62,3 @@ def example_lengths(
     if not any(lengths):
         raise InputError(empty(data))
     return np.array(lengths, dtype=np.int64)
-
-
-def _is_config_alone(model: str) -> bool:
-    """Whether `model` is a config.json without a folder that could have a tokenizer."""
-    return find_model_config(model) is not None or Path(model).expanduser().is_file()

@@ -41,7 +41,10 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
         lines.append(
             f"PYTORCH_ALLOC_CONF=expandable_segments:True: {in_gib(idle)} are reserved, but in pieces"
         )
-    hardware, known = _hardware(device)
+    name = TABLE_NAMES.get(device.name, device.name)
+    known = name in hardware_names()
+    hardware = find_hardware(name if known else STAND_IN)
+    hardware = with_memory(hardware, device.memory_bytes or hardware.memory_bytes)
     missing = max(1, (report.requested_bytes or 0) - (report.free_bytes or 0))
     try:
         price = by_arithmetic(hardware, load_shape(recipe.model))
@@ -99,11 +102,3 @@ def _simulated(recipe: Recipe, hardware: Hardware, changes: list[Change]) -> dic
             break
     simulations.keep()
     return found
-
-
-def _hardware(device: HardwareSummary) -> tuple[Hardware, bool]:
-    """`device` as the table has it, and true; or STAND_IN with the memory of `device`, and false."""
-    name = TABLE_NAMES.get(device.name, device.name)
-    known = name in hardware_names()
-    hardware = find_hardware(name if known else STAND_IN)
-    return with_memory(hardware, device.memory_bytes or hardware.memory_bytes), known

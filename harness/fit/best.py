@@ -101,8 +101,38 @@ class _Search:
             own = simulations_on(alike, self.told)  # new ones find what other processes left in the cache
             for device in alike:
                 with suppress(InputError):
-                    yield _Best(self.recipe, device, own).among(tries[device.name])
+                    yield self._best(device, tries[device.name], own)
             own.keep()
+
+    def _best(self, device: Hardware, tries: list[_Try], simulations: Simulations) -> Offer:
+        """The fastest on the device that fits, or one that is nearly as fast with fewer changes."""
+
+        def offer_of(one: _Try) -> Offer:
+            simulations.timed(one.recipe)
+            fields = one.recipe.model_dump() | {"micro_batch_size": self.recipe.micro_batch_size}
+            return replace(
+                simulated(one.recipe, device, simulations),
+                overrides=overrides(self.recipe, fields),
+                micro_batch_size=one.recipe.micro_batch_size,
+            )
+
+        def first_that_fits(some: list[_Try]) -> tuple[_Try, Offer]:
+            """The first that fits with something to spare; or else that fits; or else any."""
+            seen: list[tuple[_Try, Offer]] = []
+            for one in some:
+                seen.append((one, offer_of(one)))
+                if seen[-1][1].fits and not seen[-1][1].tight:
+                    return seen[-1]
+            return next((pair for pair in seen if pair[1].fits), seen[-1])
+
+        may_fit = _may_fit(device, tries)
+        if not may_fit:
+            return offer_of(_likely(device, tries)[0])
+        best, offer = first_that_fits(may_fit)
+        _, simplest = first_that_fits(_nearly_as_fast(best, may_fit))
+        roomy = simplest.fits and (offer.tight or not simplest.tight)
+        enough = (offer.tokens_per_s or 0) * (1 - WORTH_CHANGING)
+        return simplest if roomy and (simplest.tokens_per_s or 0) >= enough else offer
 
     def _variants(self) -> Iterator[list[Recipe]]:
         """The sizes of each variant: from one row to as many as are enough or may fit the largest device."""
@@ -179,42 +209,6 @@ def _likely(device: Hardware, tries: list[_Try]) -> list[_Try]:
     if not (fastest := _may_fit(device, tries)):
         return [min(tries, key=lambda one: one.least_bytes)]
     return [fastest[0], _nearly_as_fast(fastest[0], fastest)[0]]
-
-
-class _Best:
-    """The search for the best of one device."""
-
-    def __init__(self, recipe: Recipe, device: Hardware, simulations: Simulations) -> None:
-        self.recipe, self.device, self.simulations = recipe, device, simulations
-
-    def among(self, tries: list[_Try]) -> Offer:
-        """The fastest that fits, or one that is nearly as fast with fewer changes."""
-        may_fit = _may_fit(self.device, tries)
-        if not may_fit:
-            return self._offer(_likely(self.device, tries)[0])
-        best, offer = self._first_that_fits(may_fit)
-        _, simplest = self._first_that_fits(_nearly_as_fast(best, may_fit))
-        roomy = simplest.fits and (offer.tight or not simplest.tight)
-        enough = (offer.tokens_per_s or 0) * (1 - WORTH_CHANGING)
-        return simplest if roomy and (simplest.tokens_per_s or 0) >= enough else offer
-
-    def _first_that_fits(self, tries: list[_Try]) -> tuple[_Try, Offer]:
-        """The first that fits with something to spare; or else that fits; or else any. `tries`: some."""
-        seen: list[tuple[_Try, Offer]] = []
-        for one in tries:
-            seen.append((one, self._offer(one)))
-            if seen[-1][1].fits and not seen[-1][1].tight:
-                return seen[-1]
-        return next((pair for pair in seen if pair[1].fits), seen[-1])
-
-    def _offer(self, one: _Try) -> Offer:
-        self.simulations.timed(one.recipe)
-        fields = one.recipe.model_dump() | {"micro_batch_size": self.recipe.micro_batch_size}
-        return replace(
-            simulated(one.recipe, self.device, self.simulations),
-            overrides=overrides(self.recipe, fields),
-            micro_batch_size=one.recipe.micro_batch_size,
-        )
 
 
 def _toggles(recipe: Recipe, needs: Callable[[Recipe], int]) -> Iterator[dict[str, Any]]:

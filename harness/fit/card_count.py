@@ -11,6 +11,8 @@ from harness.fit.device_choice import compare_hardware, number
 from harness.fit.offers import GIB, Offer, by_verdict
 from harness.recipe import Recipe, check_recipe, on_ranks
 
+ROW = "  {:<22} {:>9} {:>10} {:>10} {:>9} {:>13}"
+"""The heading and each row of the table."""
 MOST_CARDS = 65_536
 """A larger number of cards is refused."""
 
@@ -68,20 +70,15 @@ def _lines(name: str, found: Sequence[Offer], tokens: int) -> Iterator[str]:
         yield f"{tokens:,} tokens, on all cards together"
     yield ""
     money = ("hours", "cost") if tokens else ("per hour", "per 1M tokens")
-    columns = f"{'each GiB':>9} {'needs GiB':>10} {'tokens/s':>10} {money[0]:>9} {money[1]:>13}"
-    yield f"  {'cards':<22} {columns}"
+    yield ROW.format("cards", "each GiB", "needs GiB", "tokens/s", *money)
     fewest = [cards for cards in map(_fewest, _by_device(found)) if cards]
     for cards in sorted(fewest, key=lambda cards: (cards.gpus, cards.memory_bytes)):
-        spent = (cards.all_price_per_hour, 2, 9), (cards.cost_per_million_tokens, 3, 13)
+        spent = (cards.all_price_per_hour, 2), (cards.cost_per_million_tokens, 3)
         if tokens:
-            spent = (cards.hours(tokens), 1, 9), (cards.cost(tokens), 2, 13)
-        cells = [
-            f"{cards.memory_bytes / GIB:9.1f}",
-            f"{(cards.required_bytes or 0) / GIB:10.1f}",
-            f"{number(cards.tokens_per_s, 1, 0):>10}",
-            *(f"{number(amount, 1, digits):>{width}}" for amount, digits, width in spent),
-        ]
-        yield f"  {f'{cards.gpus} × {cards.name}':<22} {' '.join(cells)}"
+            spent = (cards.hours(tokens), 1), (cards.cost(tokens), 2)
+        sizes = (f"{size / GIB:.1f}" for size in (cards.memory_bytes, cards.required_bytes or 0))
+        amounts = (number(amount, 1, digits) for amount, digits in ((cards.tokens_per_s, 0), *spent))
+        yield ROW.format(f"{cards.gpus} × {cards.name}", *sizes, *amounts)
     none: dict[str, list[str]] = {}
     for offer in (cards[0] for cards in _by_device(found) if not _fewest(cards)):
         unable = offer.required_bytes is None

@@ -7,21 +7,14 @@ recipe that cannot be simulated the answer is arithmetic's (fit/search.py), whic
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pydantic import ValidationError
 
 from harness.allocator import Settings
 from harness.architecture import load_shape, num_parameters
 from harness.errors import InputError
-from harness.fit.changes import (
-    Change,
-    Pricing,
-    by_arithmetic,
-    changed,
-    combined,
-    overrides,
-    suggestions,
-)
+from harness.fit.changes import Change, Pricing, by_arithmetic, changed, combined, overrides, suggestions
 from harness.fit.exact import ExactFit, fit_exact, fits_beyond
 from harness.fit.held_back import HeldBack, NeutralChange, held_back, neutrally_changed, with_neutral_change
 from harness.fit.search import (
@@ -116,41 +109,11 @@ def fit_confirmed(
         arithmetic, unknown = fit(recipe, hardware, margin=margin), None
     except InputError as error:
         arithmetic, unknown = None, error
+    confirming = partial(_Confirming, recipe, hardware, settings, arithmetic, unknown, told)
     try:
-        return _search(recipe, hardware, settings, arithmetic, unknown, told, few_layers=True)
+        return confirming(few_layers=True).answer()
     except NotRepeated:
-        return _search(recipe, hardware, settings, arithmetic, unknown, told, few_layers=False)
-
-
-def _search(
-    recipe: Recipe,
-    hardware: Hardware,
-    settings: Settings,
-    arithmetic: Fit | None,
-    unknown: InputError | None,
-    told: Callable[[str], None],
-    *,
-    few_layers: bool,
-) -> ConfirmedFit:
-    """Search around what `arithmetic` proposes; `unknown` says why it has nothing. Raises NotRepeated."""
-    found = ConfirmedFit.by_arithmetic(arithmetic) if arithmetic else ConfirmedFit(None)
-    with suppress(InputError):
-        found.num_parameters = num_parameters(load_shape(recipe.model), recipe.head_outputs)
-    search = _Confirming(recipe, hardware, settings, found, told, few_layers)
-    try:
-        search.sizes()
-    except InputError as error:
-        if arithmetic is None:
-            raise
-        found.unsimulated = f"by arithmetic alone, because it cannot be simulated: {error}"
-        return found
-    if unknown is not None:
-        found.notes.append(f"by simulation alone: {unknown}")
-    search.what_holds_it_back()
-    search.what_to_change()
-    search.what_is_wider()
-    search.confirm()
-    return found
+        return confirming(few_layers=False).answer()
 
 
 @dataclass
@@ -160,14 +123,38 @@ class _Confirming:
     recipe: Recipe
     hardware: Hardware
     settings: Settings
-    found: ConfirmedFit
+    arithmetic: Fit | None
+    unknown: InputError | None  # why there is no arithmetic
     told: Callable[[str], None]
     few_layers: bool  # whether models are simulated with few of their layers (fit/few_layers.py)
 
     def __post_init__(self) -> None:
+        self.found = ConfirmedFit.by_arithmetic(self.arithmetic) if self.arithmetic else ConfirmedFit(None)
         self.simulations = Simulations(self.hardware, self.settings, few_layers=self.few_layers)
         self._enough: Recipe | None = None
         """A changed recipe that fitted in a simulation, where the recipe itself does not fit."""
+
+    def answer(self) -> ConfirmedFit:
+        """Search around what arithmetic proposes. Raises NotRepeated as Simulations.confirm does, and
+        InputError where there is no arithmetic and no simulation."""
+        found = self.found
+        with suppress(InputError):
+            found.num_parameters = num_parameters(load_shape(self.recipe.model), self.recipe.head_outputs)
+        try:
+            self.sizes()
+        except InputError as error:
+            if self.arithmetic is None:
+                raise
+            found.unsimulated = f"by arithmetic alone, because it cannot be simulated: {error}"
+            return found
+        if self.unknown is not None:
+            found.notes.append(f"by simulation alone: {self.unknown}")
+        self.what_holds_it_back()
+        self.what_to_change()
+        if not any(exact.value for exact in found.largest.values()):
+            self.simulations.confirm(self._enough or self.recipe)
+        self.simulations.keep()
+        return found
 
     def sizes(self) -> None:
         """Find the largest value of both fields, and whether expandable segments would allow a larger one."""
@@ -227,7 +214,8 @@ class _Confirming:
         both_at_once(self.simulations, lambda: simulate(first), lambda: simulate(second), self.recipe)
 
     def _along(self, name: FitField) -> tuple[ExactFit, ExactFit | None]:
-        """The largest value of a field, and a larger one with expandable segments, where there is one."""
+        """The largest value of a field, and a larger one with expandable segments, where there is one and
+        memory ran out only by fragmentation."""
         largest = fit_exact(
             self.recipe,
             self.simulations,
@@ -235,32 +223,28 @@ class _Confirming:
             multiple_of=self._step(name),
             told=lambda value, fits: self._tell(f"{name}={value}", fits),
         )
-        return largest, self._with_expandable_segments(name, largest)
+        oom = largest.next_profile.oom if largest.next_profile is not None else None
+        if oom is None or self.settings.expandable_segments:
+            return largest, None
+        left = (oom.reserved_unallocated_bytes or 0) + (oom.free_bytes or 0)
+        if left < (oom.requested_bytes or 0):
+            return largest, None
+        larger = fits_beyond(
+            self.recipe,
+            self.simulations.with_settings(replace(self.settings, expandable_segments=True)),
+            largest,
+            lambda value, fits: self._tell(f"{name}={value} with expandable_segments:True", fits),
+        )
+        return largest, larger if larger.value is not None else None
 
     def _step(self, name: FitField) -> int:
         """The step between tried values. For a long sequence, about its 64th part, in powers of two."""
-        step, expected = MULTIPLES[name], self.found.arithmetic
+        step, expected = MULTIPLES[name], self.arithmetic
         if name == "seq_len":
             tokens = expected.seq_len if expected is not None else self.recipe.seq_len
             while step * 128 <= tokens:
                 step *= 2
         return step
-
-    def _with_expandable_segments(self, name: FitField, known: ExactFit) -> ExactFit | None:
-        """A larger value with expandable segments, where memory ran out only by fragmentation; else None."""
-        oom = known.next_profile.oom if known.next_profile is not None else None
-        if oom is None or self.settings.expandable_segments:
-            return None
-        left = (oom.reserved_unallocated_bytes or 0) + (oom.free_bytes or 0)
-        if left < (oom.requested_bytes or 0):
-            return None
-        larger = fits_beyond(
-            self.recipe,
-            self.simulations.with_settings(replace(self.settings, expandable_segments=True)),
-            known,
-            lambda value, fits: self._tell(f"{name}={value} with expandable_segments:True", fits),
-        )
-        return larger if larger.value is not None else None
 
     def what_holds_it_back(self) -> None:
         """Find which memory keeps a larger micro batch from fitting, and whether a neutral change helps."""
@@ -270,36 +254,33 @@ class _Confirming:
         if held is None:
             return
         self.found.held_back = held
-        if held.logits:
-            self._simulate_neutral(recipe)
-            other = with_neutral_change(recipe, self.simulations)
-            if other is not None and other.micro_batch_size > (rows or 0):
-                self.found.neutral = other
-                self._tell(f"{other.overrides} micro_batch_size={other.micro_batch_size}", True)
-
-    def _simulate_neutral(self, recipe: Recipe) -> None:
-        """Simulate what the search with the neutral change begins with: one row, and two, which differ."""
-        other = neutrally_changed(recipe)
-        if other is not None and recipe.micro_batch_size == 1 and not self.simulations.knows(other):
-            self._simulate([other], [other.model_copy(update={"micro_batch_size": 2})], timed=True)
+        if not held.logits:
+            return
+        changed_recipe = neutrally_changed(recipe)
+        if changed_recipe and recipe.micro_batch_size == 1 and not self.simulations.knows(changed_recipe):
+            # the search with the change begins with one row and with two, which differ
+            two_rows = changed_recipe.model_copy(update={"micro_batch_size": 2})
+            self._simulate([changed_recipe], [two_rows], timed=True)
+        other = with_neutral_change(recipe, self.simulations)
+        if other is not None and other.micro_batch_size > (rows or 0):
+            self.found.neutral = other
+            self._tell(f"{other.overrides} micro_batch_size={other.micro_batch_size}", True)
 
     def what_to_change(self) -> None:
-        """Where the recipe does not fit: find single changes, and the fewest together, with which it does."""
+        """Where the recipe does not fit: find single changes, and the fewest together, with which it does,
+        and see whether it fits as it is with expandable segments, or on more GPUs."""
         rows = self.found.largest["micro_batch_size"].value or 0
         if rows >= self.recipe.micro_batch_size:
             self.found.changes, self.found.together = [], ""
             return
-        price = self._price()
+        if self.arithmetic is not None:
+            price = by_arithmetic(self.hardware, load_shape(self.recipe.model))
+        else:
+            price = by_simulation(self.recipe, self.simulations, self.told)
         limit = min(self.hardware.memory_bytes, price(self.recipe).required_bytes - 1)  # it does not fit
         changes = suggestions(self.recipe, limit, price)
         self.found.changes = self._simulated(changes)
         self.found.together = self._together(changes, limit, price)
-
-    def what_is_wider(self) -> None:
-        """Where the recipe does not fit: see whether it does with expandable segments, or on more GPUs."""
-        rows = self.found.largest["micro_batch_size"].value or 0
-        if rows >= self.recipe.micro_batch_size:
-            return
         wider = self.found.wider
         if not self.settings.expandable_segments:
             wider[EXPANDABLE] = self._with_expandable(self.recipe) is not None
@@ -311,18 +292,6 @@ class _Confirming:
                 self._tell(what, wider[what])
                 if wider[what]:
                     return
-
-    def confirm(self) -> None:
-        """Where no size fits, confirm with all layers that a changed recipe does, or the recipe does not."""
-        if not any(found.value for found in self.found.largest.values()):
-            self.simulations.confirm(self._enough or self.recipe)
-        self.simulations.keep()
-
-    def _price(self) -> Pricing:
-        """How changes are priced: by arithmetic, or by simulations where napkin cannot estimate the model."""
-        if self.found.arithmetic is not None:
-            return by_arithmetic(self.hardware, load_shape(self.recipe.model))
-        return by_simulation(self.recipe, self.simulations, self.told)
 
     def _simulated(self, changes: list[Change]) -> list[Change]:
         """The changes, with a simulation's numbers for the first of each group that fit by arithmetic."""

@@ -14,17 +14,7 @@ from harness.errors import InputError
 from harness.fit.best import best_offers
 from harness.fit.changes import overrides
 from harness.fit.held_back import NEUTRAL, cost_in_words, neutrally_changed
-from harness.fit.offers import (
-    GIB,
-    UNSURE,
-    Offer,
-    by_verdict,
-    estimated,
-    needs_as_another,
-    simulated,
-    too_small,
-    unable,
-)
+from harness.fit.offers import GIB, UNSURE, Offer, by_verdict, estimated, simulated, without_the_step
 from harness.fit.simulations import Simulations, all_at_once, simulations_on
 from harness.hardware import Hardware, all_hardware
 from harness.napkin import estimate, required_bytes
@@ -62,8 +52,8 @@ def compare_hardware(
     """
     devices = all_hardware(prices)
     able = [device for device in devices if not device.lacks(recipe)]
-    warn = cache(told)  # each line once
-    offers = [unable(device, recipe) for device in devices if device not in able]
+    told = cache(told)  # each line once
+    offers = [without_the_step(device, device.lacks(recipe)) for device in devices if device not in able]
     offers += best_offers(recipe, _by_kernels(able), told) if best else []
     answered = {offer.name for offer in offers}
     kinds = changeable = _by_kernels([device for device in able if device.name not in answered])
@@ -78,9 +68,9 @@ def compare_hardware(
         offers += small.values()
         all_at_once((simulations_on(alike, told), recipe) for alike in kinds[AT_FIRST:])
     for alike in kinds:
-        offers += _offers(recipe, alike, told, warn, by_arithmetic)
+        offers += _offers(recipe, alike, told, by_arithmetic)
     if not best and not by_arithmetic:
-        offers = _with_neutral_change(recipe, offers, changeable, told, warn)
+        offers = _with_neutral_change(recipe, offers, changeable, told)
 
     offers = [replace(offer, gpus=recipe.world_size) for offer in offers]
 
@@ -96,9 +86,10 @@ def _without_what_stays(recipe: Recipe, kinds: list[Simulations]) -> Iterator[Of
     which are the same on every kind, do not fit the largest."""
     with suppress(InputError):
         kept = kinds[0].kept_bytes(recipe) if kinds else 0
+        reason = f"{kept / GIB:.1f} GiB stay on the device from step to step"
         for kind in kinds:
             if kept - WORKSPACES_BYTES > _largest(kind.devices) and not kind.knows(recipe):
-                yield from (too_small(device, kept) for device in kind.devices)
+                yield from (without_the_step(device, reason, kept) for device in kind.devices)
 
 
 def _far_too_small(recipe: Recipe, kinds: list[Simulations]) -> Iterator[Offer]:
@@ -106,9 +97,10 @@ def _far_too_small(recipe: Recipe, kinds: list[Simulations]) -> Iterator[Offer]:
     known = [kind for kind in kinds if kind.knows(recipe)]
     profiles = [kind.with_plenty(recipe) for kind in known]
     needed = min((profile.memory.process_bytes or 0 for profile in profiles), default=0)
+    reason = f"needs about {needed / GIB:.1f} GiB"
     for kind in kinds:
         if kind not in known and needed * (1 - KINDS_APART) > _largest(kind.devices):
-            yield from (needs_as_another(device, needed) for device in kind.devices)
+            yield from (without_the_step(device, reason, needed) for device in kind.devices)
 
 
 def _largest(alike: list[Hardware]) -> int:
@@ -116,11 +108,7 @@ def _largest(alike: list[Hardware]) -> int:
 
 
 def _with_neutral_change(
-    recipe: Recipe,
-    offers: list[Offer],
-    kinds: list[list[Hardware]],
-    told: Callable[[str], None],
-    warn: Callable[[str], None],
+    recipe: Recipe, offers: list[Offer], kinds: list[list[Hardware]], told: Callable[[str], None]
 ) -> list[Offer]:
     """The offers, but of devices that a change which costs nothing makes large enough, with that change."""
     other = neutrally_changed(recipe)
@@ -140,7 +128,7 @@ def _with_neutral_change(
 
     hopeful = [alike for alike in kinds if any(may_fit(device) for device in alike)]
     all_at_once((simulations_on(alike, told), other) for alike in hopeful)
-    found = [offer for alike in hopeful for offer in _offers(other, alike, told, warn, by_arithmetic=False)]
+    found = [offer for alike in hopeful for offer in _offers(other, alike, told, by_arithmetic=False)]
     spelled = overrides(recipe, NEUTRAL)
     better: dict[str, Offer] = {}
     for offer in found:
@@ -161,11 +149,7 @@ def _by_kernels(devices: list[Hardware]) -> list[list[Hardware]]:
 
 
 def _offers(
-    recipe: Recipe,
-    alike: list[Hardware],
-    told: Callable[[str], None],
-    warn: Callable[[str], None],
-    by_arithmetic: bool,
+    recipe: Recipe, alike: list[Hardware], told: Callable[[str], None], by_arithmetic: bool
 ) -> list[Offer]:
     """Of devices that run the same kernels."""
     if by_arithmetic:
@@ -174,9 +158,9 @@ def _offers(
     simulations = simulations_on(alike, told)
     try:
         for warning in simulations.timed(recipe).warnings:
-            warn(f"warning: {warning}")
+            told(f"warning: {warning}")
     except InputError as error:
-        warn(f"by arithmetic: {error}")
+        told(f"by arithmetic: {error}")
         return [estimated(recipe, device) for device in alike]
     offers = [simulated(recipe, device, simulations) for device in alike]
     simulations.keep()
@@ -185,22 +169,15 @@ def _offers(
 
 def render_table() -> str:
     """Every device of the table with its datasheet numbers."""
-    lines = [
-        f"  {'device':<17} {'memory GiB':>10} {'GB/s':>7} {'TFLOP/s bf16':>13} {'fp16':>8} {'fp32':>8}",
-        *(_sheet_line(hardware) for hardware in all_hardware()),
-        "",
-        "  hardware=NAME chooses one; `harness hardware RECIPE` tries a recipe on all of them",
-    ]
+    row, dtypes = "  {:<17} {:>10} {:>7} {:>13} {:>8} {:>8}", ("bf16", "fp16", "fp32")
+    lines = [row.format("device", "memory GiB", "GB/s", "TFLOP/s bf16", *dtypes[1:])]
+    for device in all_hardware():
+        sheet = device.datasheet
+        flops = (number(cited and cited.value, 1e-12, 1) for cited in map(sheet.flops.get, dtypes))
+        bandwidth = number(sheet.memory_bandwidth.value, 1e-9, 0)
+        lines.append(row.format(sheet.name, number(device.memory_bytes, 1 / GIB, 1), bandwidth, *flops))
+    lines += ["", "  hardware=NAME chooses one; `harness hardware RECIPE` tries a recipe on all of them"]
     return "\n".join(lines) + "\n"
-
-
-def _sheet_line(hardware: Hardware) -> str:
-    sheet = hardware.datasheet
-    bf16, fp16, fp32 = (
-        number(cited and cited.value, 1e-12, 1) for cited in map(sheet.flops.get, ("bf16", "fp16", "fp32"))
-    )
-    memory, bandwidth = hardware.memory_bytes / GIB, sheet.memory_bandwidth.value / 1e9
-    return f"  {sheet.name:<17} {memory:10.1f} {bandwidth:7,.0f} {bf16:>13} {fp16:>8} {fp32:>8}"
 
 
 def render_choice(name: str, offers: list[Offer], unit: str = "row", tokens: int = 0) -> str:
@@ -222,28 +199,19 @@ def _lines(name: str, offers: list[Offer], units: str, tokens: int) -> Iterator[
     money = f"{'hours':>7} {'cost':>6}" if tokens else "an hour per 1M"
     yield f"  device            GiB of needs tokens/s (80 % range)    {column:>7} {money}"
     changes = list(dict.fromkeys(offer.overrides for offer in running if offer.overrides))
+    row = "  {:<19}{:>5} {:>5} {:>7} {:<15} {:>7} {:>7} {:>6}"
     marks = dict(zip(changes, "abcdefghijkl" if best else "*", strict=False)) | {"": ""}
     for offer in running:
         mark = marks[offer.overrides]
-        rows = f"{offer.micro_batch_size or '-'} {mark or ' '}"
-        cells = [
-            f"{offer.memory_bytes / GIB:5.1f}",
-            f"{number(offer.required_bytes, 1 / GIB, 1):>5}",
-            f"{_short(offer.tokens_per_s, 1_000_000):>7} {_range(offer):<15}",
-            f"{rows if best else offer.bound or '-':>7}",
-        ]
+        rows = f"{offer.micro_batch_size or '-'} {mark or ' '}" if best else offer.bound or "-"
+        sizes = (number(size, 1 / GIB, 1) for size in (offer.memory_bytes, offer.required_bytes))
+        speed = _short(offer.tokens_per_s, 1_000_000), _range(offer)
+        spent = (offer.all_price_per_hour, 2), (offer.cost_per_million_tokens, 3)
         if tokens:
-            cells += [
-                f"{number(offer.hours(tokens), 1, 1):>7}",
-                f"{number(offer.cost(tokens), 1, 2):>6}",
-            ]
-        else:
-            cells += [
-                f"{number(offer.all_price_per_hour, 1, 2):>7}",
-                f"{number(offer.cost_per_million_tokens, 1, 3):>6}",
-            ]
+            spent = (offer.hours(tokens), 1), (offer.cost(tokens), 2)
         name = offer.name + ("" if best else mark) + ("?" if offer.tight else "")
-        yield f"  {name:<19}{' '.join(cells)}"
+        amounts = (number(amount, 1, digits) for amount, digits in spent)
+        yield row.format(name, *sizes, *speed, rows, *amounts)
     if best:
         yield f"  {units}: of a micro batch; each was seen to fit by a simulation of these very sizes"
     for spelled in changes:

@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -125,12 +125,15 @@ class _Model:
             fewest += (self._layers - fewest) % period
             if 2 * fewest + period > WORTH_IT * self._layers:
                 continue
+            models = self._cut(fewest), self._cut(fewest + period), recipe.model
             few, more, whole = (
-                _kinds(model) for model in (self._cut(fewest), self._cut(fewest + period), recipe.model)
+                Counter({(block.mixer, block.feed): block.count for block in load_shape(model).kinds})
+                for model in models
             )
             times = (self._layers - fewest) // period
             grown = {kind: few[kind] + times * (more[kind] - few[kind]) for kind in {*few, *more}}
-            if grown == whole and all(_repeats(v, fewest, period) for v in self._lists().values()):
+            lists, beyond = self._lists().values(), range(fewest, self._layers)
+            if grown == whole and all(values[n] == values[n - period] for values in lists for n in beyond):
                 return fewest, period
         raise NotRepeated(f"its {self._layers} layers do not repeat")
 
@@ -156,13 +159,3 @@ class _Model:
 def decoder_config(config: dict[str, Any]) -> dict[str, Any]:
     """The config of the language model, which a model with images has within its own."""
     return config.get("text_config", config)
-
-
-def _kinds(model: str) -> Mapping[tuple[str, str], int]:
-    """The number of blocks of each kind, by mixer and feed."""
-    return Counter({(block.mixer, block.feed): block.count for block in load_shape(model).kinds})
-
-
-def _repeats(values: Sequence[Any], fewest: int, period: int) -> bool:
-    """Whether the value of every layer beyond the `fewest` first is that of the layer one period before."""
-    return all(values[n] == values[n - period] for n in range(fewest, len(values)))

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 FACTORS = (0.5, 1, 2, 4)
 """Multiples of the recipe's micro_batch_size that are looked at, besides a micro batch of one row."""
+ROW = "  {:<17} {:<12} {:<16} {:>8} {:>13} {:>7}"
+"""The heading and each row of the ways to put rows into batches."""
 GROUPED_SEED = 0
 """The shuffle of the epoch that is grouped by length."""
 
@@ -297,15 +299,12 @@ def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: Lengt
     if found.ways:
         yield ""
         yield f"What else could be done, at micro_batch_size {recipe.micro_batch_size}:"
-        yield (
-            f"  {'an epoch':<17} {'peak':<12} {'runs out':<16} {'padding':>8} {'its tokens':>13} {'time':>7}"
-        )
+        yield ROW.format("an epoch", "peak", "runs out", "padding", "its tokens", "time")
     for way in found.ways:
         peak = "does not fit" if way.peak_allocated_bytes is None else in_gib(way.peak_allocated_bytes)
-        yield (
-            f"  {way.name:<17} {peak:<12} {way.runs_out:<16} {way.padding_share:>8.1%} "
-            f"{way.tokens_an_epoch:>13,.0f} {duration(way.hours_an_epoch and way.hours_an_epoch * 3600):>7}"
-        )
+        shares = f"{way.padding_share:.1%}", f"{way.tokens_an_epoch:,.0f}"
+        time = duration(way.hours_an_epoch and way.hours_an_epoch * 3600)
+        yield ROW.format(way.name, peak, way.runs_out, *shares, time)
         if way.tokens_lost:
             share = way.tokens_lost / (found.tokens + found.tokens_lost)
             what = f"{way.rows_cut:,} {recipe.unit}s"

@@ -112,29 +112,15 @@ def read_tokens(text: str, origin: str) -> int:
 
 def _offer(device: Hardware, needed: int, tokens_per_s: float | None, bound: str | None, fits: bool) -> Offer:
     """The offer of a device on which the recipe needs `needed` bytes."""
-    sheet = device.datasheet
-    reason = "" if fits else f"needs {needed / GIB:.1f} GiB"
-    common = sheet.name, sheet.title, device.memory_bytes, needed, fits, reason
-    return Offer(*common, tokens_per_s, bound, device.price_per_hour)
+    offer = without_the_step(device, "" if fits else f"needs {needed / GIB:.1f} GiB", needed)
+    return replace(offer, fits=fits, tokens_per_s=tokens_per_s, bound=bound)
 
 
-def unable(device: Hardware, recipe: Recipe) -> Offer:
-    """The offer of a device that cannot compute the recipe's dtype or attention."""
-    sheet, reason = device.datasheet, device.lacks(recipe)
-    common = sheet.name, sheet.title, device.memory_bytes, None, False, reason
-    return Offer(*common, price_per_hour=device.price_per_hour)
-
-
-def too_small(device: Hardware, kept_bytes: int) -> Offer:
-    """The offer of a device with less memory than what stays from step to step; the peak is not known."""
-    offer = _offer(device, kept_bytes, None, None, fits=False)
-    return replace(offer, reason=f"{kept_bytes / GIB:.1f} GiB stay on the device from step to step")
-
-
-def needs_as_another(device: Hardware, needed: int) -> Offer:
-    """The offer of a device that is far too small for what the step needs on one that runs other kernels."""
-    offer = _offer(device, needed, None, None, fits=False)
-    return replace(offer, reason=f"needs about {needed / GIB:.1f} GiB")
+def without_the_step(device: Hardware, reason: str, required_bytes: int | None = None) -> Offer:
+    """The offer of a device that does not run the recipe, for a reason that is known without trying."""
+    sheet, price = device.datasheet, device.price_per_hour
+    common = sheet.name, sheet.title, device.memory_bytes, required_bytes, False, reason
+    return Offer(*common, price_per_hour=price)
 
 
 def estimated(recipe: Recipe, device: Hardware) -> Offer:

@@ -11,7 +11,7 @@ from harness.architecture import ModelShape, load_shape, num_parameters
 from harness.errors import InputError
 from harness.fit.changes import Change, by_arithmetic, combined, overrides, suggestions
 from harness.hardware import Hardware
-from harness.napkin import Memory, estimate, required_bytes
+from harness.napkin import estimate, required_bytes
 from harness.recipe import Recipe
 from harness.units import in_gib
 
@@ -69,14 +69,10 @@ def fit(recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN) -
     together = overrides(recipe, fields) if fields else ""
     size = num_parameters(shape, recipe.head_outputs)
     largest_recipe = recipe.model_copy(update={"micro_batch_size": rows or recipe.micro_batch_size})
-    filled = _what_fills(estimate(largest_recipe, hardware, shape))
-    return Fit(limit, needed, rows, tokens, changes, together, size, filled)
-
-
-def _what_fills(memory: Memory) -> str:
-    """The parts of the peak of at least TELLING of it, in words with sizes."""
-    parts, peak_bytes = memory.parts_at_peak, memory.peak.total_bytes
-    return ", ".join(f"{in_gib(n)} of {what}" for what, n in parts.items() if n >= TELLING * peak_bytes)
+    memory = estimate(largest_recipe, hardware, shape)
+    told_bytes = TELLING * memory.peak.total_bytes
+    filled = [f"{in_gib(n)} of {what}" for what, n in memory.parts_at_peak.items() if n >= told_bytes]
+    return Fit(limit, needed, rows, tokens, changes, together, size, ", ".join(filled))
 
 
 def usable_bytes(hardware: Hardware, margin: float) -> int:

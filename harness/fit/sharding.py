@@ -251,7 +251,7 @@ def bucket_note(rows: Iterable[Sharded | Refused]) -> str:
         if isinstance(row, Sharded) and row.num_buckets:
             return (
                 "DDP's peak holds its buckets, a second copy of the gradients: "
-                f"{in_gib(int(row.bucket_bytes))} that gradient_as_bucket_view=True does without"
+                f"{in_gib(row.bucket_bytes)} that gradient_as_bucket_view=True does without"
             )
     return ""
 

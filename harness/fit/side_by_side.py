@@ -11,6 +11,9 @@ from harness.recipe import Recipe
 from harness.step_profile import NCCL_COMMUNICATOR
 from harness.units import GIB, in_gib
 
+ROW = "  {:<15} {:>6} {:>6} {:>6} {:>7} {:>7} {:>7} {:>8} {:>8}"
+"""The heading and each row of the table."""
+
 
 @dataclass(frozen=True)
 class Divisions:
@@ -41,20 +44,18 @@ class Divisions:
     def _table(self) -> Iterator[str]:
         where = f"{self.gpus} × {self.hardware.datasheet.title}"
         yield f"{self.name} on {where}: GiB a GPU, of one optimizer step\n"
-        columns = f"{'params':>6} {'grads':>6} {'optim.':>6} {'peak':>7} {'sent':>7} {'link ms':>7}"
-        yield f"  {'strategy':<15} {columns} {'waits ms':>8} {'tokens/s':>8}"
+        yield ROW.format(
+            *("strategy", "params", "grads", "optim.", "peak", "sent", "link ms", "waits ms", "tokens/s")
+        )
         for row in self.rows:
             if isinstance(row, Refused):
                 yield f"  {row.strategy:<15} not with this recipe"
                 continue
             states = (row.states.parameters, row.states.gradients, row.states.optimizer)
+            sizes = (f"{size / GIB:.2f}" for size in (*states, row.peak_bytes, row.sent_bytes))
+            times = (f"{seconds * 1e3:.1f}" for seconds in (row.link_s, row.exposed_s))
             speed = "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}"
-            yield (
-                f"  {row.strategy:<15} "
-                + " ".join(f"{size / GIB:6.2f}" for size in states)
-                + f" {row.peak_bytes / GIB:7.2f} {row.sent_bytes / GIB:7.2f} {row.link_s * 1e3:7.1f} "
-                f"{row.exposed_s * 1e3:8.1f} {speed:>8}"
-            )
+            yield ROW.format(row.strategy, *sizes, *times, speed)
 
     def _notes(self) -> Iterator[str]:
         """Lines about what the numbers rest on, and what they leave out."""
@@ -76,7 +77,7 @@ class Divisions:
             if row.where:
                 yield f"  {row.strategy} peaks {'in' if row.source == 'simulated' else 'at'}: {row.where}"
             if row.host_bytes:
-                yield f"  {row.strategy} keeps {in_gib(int(row.host_bytes))} a GPU in host memory"
+                yield f"  {row.strategy} keeps {in_gib(row.host_bytes)} a GPU in host memory"
             if row.buffers:
                 yield f"  {row.strategy} holds DeepSpeed's {row.buffers}"
         if note := bucket_note(self.rows):

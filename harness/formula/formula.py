@@ -16,14 +16,7 @@ from harness.formula.piece import Piece
 from harness.formula.request_log import Label, RequestLog
 from harness.hardware import Hardware
 from harness.recipe import Recipe
-from harness.step_profile import (
-    MemoryStats,
-    OutOfMemoryReport,
-    PhaseStats,
-    StepProfile,
-    StepStats,
-    TimeStats,
-)
+from harness.step_profile import MemoryStats, OutOfMemoryReport, PhaseStats, StepProfile, StepStats, TimeStats
 from harness.system import provenance
 
 

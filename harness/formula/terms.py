@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import combinations_with_replacement
 from math import prod
 
-from harness.formula.expression import Factors, Point, Sum
+from harness.formula.expression import Point, Sum
 from harness.formula.outcome import ROUNDED_TO
 from harness.formula.piece import Piece, Size
 from harness.formula.request_log import DIED, Label
@@ -106,7 +106,11 @@ def in_dimensions(size: Size, names: Mapping[str, int]) -> str:
         return abs(chosen.count("S") - tokens), "S" in names and width not in ELEMENT_BYTES[:2]
 
     best = min(_named(coefficient, names), key=unlikely, default=None)
-    return str(size) if best is None else _spelled(factors, *best)
+    if best is None:
+        return str(size)
+    chosen, width = best
+    product = "·".join([name for name in (str(factors), *chosen) if name])
+    return f"{product} × {width} B" if product else f"{width} B"
 
 
 def _named(coefficient: Fraction, names: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
@@ -117,9 +121,3 @@ def _named(coefficient: Fraction, names: Mapping[str, int]) -> Iterator[tuple[li
                 scores = count < 3 or (chosen.count("S") == 2 and "N" in chosen)
                 if scores and prod(names[name] for name in chosen) * width == coefficient:
                     yield list(chosen), width
-
-
-def _spelled(factors: Factors, names: list[str], width: int) -> str:
-    """`width`: bytes of an element."""
-    product = "·".join([name for name in (str(factors), *names) if name])
-    return f"{product} × {width} B" if product else f"{width} B"

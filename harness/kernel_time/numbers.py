@@ -1,9 +1,10 @@
 """Arithmetic on one number or on many at once, so that the function that is fitted is the one that is used.
 
-Estimates calculate with floats (`Scalars`), the fit with numpy's arrays, through the same five functions.
+Estimates calculate with floats (SCALARS), the fit with numpy's arrays, through the same five functions.
 """
 
 import math
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 
@@ -17,28 +18,10 @@ class Numbers(Protocol):
     def maximum(self, x: Any, y: Any, /) -> Any: ...
 
 
-class Scalars:
-    """The functions on single floats."""
-
-    @staticmethod
-    def ceil(x: float) -> float:
-        return float(math.ceil(x))
-
-    @staticmethod
-    def exp(x: float) -> float:
-        return math.exp(x)
-
-    @staticmethod
-    def log(x: float) -> float:
-        return math.log(x)
-
-    @staticmethod
-    def minimum(x: float, y: float) -> float:
-        return min(x, y)
-
-    @staticmethod
-    def maximum(x: float, y: float) -> float:
-        return max(x, y)
+def _ceil(x: float) -> float:
+    return float(math.ceil(x))
 
 
-SCALARS: Numbers = Scalars()
+_FUNCTIONS: Any = SimpleNamespace(ceil=_ceil, exp=math.exp, log=math.log, minimum=min, maximum=max)
+SCALARS: Numbers = _FUNCTIONS
+"""The functions on single floats."""

@@ -79,7 +79,9 @@ def operator_time(
         kernel = class_of(name)
         seconds = memory(hardware, kernel, moved) if moved else 0.0
         return OperatorTime(seconds, "memory", kernel, computes=False)
-    dtype = _dtype(name, args)
+    factor = next(iter(_factors(name, args)), None)
+    # one without a rate in the table (int8) counts as fp16, which every device computes in
+    dtype = "fp16" if factor is None else _NAMES.get(factor.dtype, "fp16")
     rest = moved - before
     memory_s = memory(hardware, "elementwise", rest)
     kind: Literal["attention", "product"] = "attention" if "attention" in name else "product"
@@ -100,13 +102,6 @@ def _factors(name: str, args: Any) -> list[Tensor]:
     return tensors[1:] if name.partition("::")[2] in ("addmm", "addmm_", "baddbmm") else tensors
 
 
-def _dtype(name: str, args: Any) -> str:
-    """The name of the first factor's dtype. For one without a rate in the table (int8) it is fp16, which
-    every device computes in."""
-    tensor = next(iter(_factors(name, args)), None)
-    return "fp16" if tensor is None else _NAMES.get(tensor.dtype, "fp16")
-
-
 def _product_s(name: str, args: Any, hardware: Hardware, dtype: str, flops: int) -> float:
     """Seconds by the factors' shapes; an operator of several products counts as one of as many FLOPs."""
     short = name.partition("::")[2]
@@ -125,7 +120,8 @@ def _attention_s(
 ) -> float:
     """Seconds by the shapes of query and key: batch x heads x length x size, or flash-attn's own order."""
     name = operator_name(func)
-    given = _by_name(func, args, kwargs)
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
     direction = "backward" if name.endswith("backward") else "forward"
     query, key = given["query"], given["key"]
     # flash-attn's own operators: batch x length x heads x size, or rows x heads x size
@@ -148,9 +144,3 @@ def _attention_s(
         batch = max(1, query.shape[0] // length)
     arguments = (hardware, kernel, direction, batch, heads, length, keys, head_dim)
     return attention(*arguments, causal=causal, dtype=dtype, bytes_moved=moved)  # type: ignore[arg-type]
-
-
-def _by_name(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of a call by the names in the operator's schema."""
-    names = [argument.name for argument in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -141,7 +141,8 @@ def split_to_32_bit(dims: list[Dim], input_bytes: int, output_bytes: int) -> lis
     """Halve the dimension that reaches furthest, again and again, until an int can index each part."""
     if fits_32_bit(dims, input_bytes, output_bytes):
         return [dims]
-    at = max(reversed(range(len(dims))), key=lambda i: _extent(dims[i]))
+    extents = [(dim.size - 1) * max(dim.output_stride, dim.input_stride) for dim in dims]
+    at = max(reversed(range(len(dims))), key=extents.__getitem__)
     parts = []
     half = dims[at].size // 2
     for size in (half, dims[at].size - half):
@@ -149,10 +150,6 @@ def split_to_32_bit(dims: list[Dim], input_bytes: int, output_bytes: int) -> lis
         part[at] = Dim(size, dims[at].output_stride, dims[at].input_stride, dims[at].reduced)
         parts += split_to_32_bit(part, input_bytes, output_bytes)
     return parts
-
-
-def _extent(dim: Dim) -> int:
-    return (dim.size - 1) * max(dim.output_stride, dim.input_stride)
 
 
 def staging_bytes(dims: Sequence[Dim], input_bytes: int, kernel: Kernel, gpu: Gpu) -> tuple[int, int]:
@@ -207,12 +204,8 @@ def _output_vector(dims: Sequence[Dim], reduce_dims: int, input_bytes: int) -> i
 
 
 def _block(width: int, height: int, threads: int) -> tuple[int, int]:
-    # set_block_dimension
-    width, height = (_last_power_of_2(n) if n < threads else threads for n in (width, height))
+    # set_block_dimension, with the last power of 2 of what is not too large
+    width, height = (1 << (max(n, 1).bit_length() - 1) if n < threads else threads for n in (width, height))
     block_width = min(width, WARP)
     block_height = min(height, threads // block_width)
     return min(width, threads // block_height), block_height
-
-
-def _last_power_of_2(number: int) -> int:
-    return 1 << (max(number, 1).bit_length() - 1)

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import InputError
-from harness.launch.rank import SIGNS_OF_LIFE, first_line
+from harness.errors import InputError, first_line
+from harness.launch.rank import SIGNS_OF_LIFE
+from harness.system import in_environment
 
 BETWEEN_LOOKS_S = 0.5
 """How often the watcher reads the signs of life, in seconds."""
@@ -110,16 +111,8 @@ def _environment(folder: Path) -> Generator[Path]:
         variables["OMP_NUM_THREADS"] = "1"
     if Path("/sys/class/net/lo").exists() and "GLOO_SOCKET_IFNAME" not in os.environ:
         variables["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this machine, whatever its network
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
+    with in_environment(variables):
         yield signs
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 class _Watcher:
@@ -185,23 +178,16 @@ def _lateness(failure: Any) -> tuple[bool, int, bool]:
 
 
 def _message(failure: Any) -> str:
-    """Why a rank ended: what it wrote, or else the last line that it printed, or else its exit status."""
-    message = _written_message(failure.error_file) or _last_line(failure.error_file)
-    return message or f"exit status {failure.exitcode}"
-
-
-def _last_line(error_file: str) -> str:
-    """The last line that the rank printed to stderr; empty for rank 0, whose output is shown."""
-    path = Path(error_file).with_name("stderr.log")
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return lines[-1] if lines else ""
-
-
-def _written_message(error_file: str) -> str:
-    """The message that the rank wrote to the agent's file for errors (`complain` in system/streams.py)."""
+    """Why a rank ended: what it wrote to the agent's file for errors (`complain` in system/streams.py), or
+    else the last line that it printed to stderr, or else its exit status. Rank 0's output is shown, and in no
+    file."""
+    path = Path(failure.error_file)
     try:
-        found: Mapping[str, Any] = json.loads(Path(error_file).read_text())
+        found: Mapping[str, Any] = json.loads(path.read_text())
         message = found["message"]
-        return message if isinstance(message, str) else message["message"]
+        message = message if isinstance(message, str) else message["message"]
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        printed = path.with_name("stderr.log")
+        lines = printed.read_text(errors="replace").splitlines() if printed.exists() else []
+        message = lines[-1] if lines else ""
+    return message or f"exit status {failure.exitcode}"

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import InputError
+from harness.errors import InputError, first_line
 from harness.system import complain, is_writing
 
 if TYPE_CHECKING:
@@ -143,8 +143,3 @@ def _end_after_signal() -> None:
 
     for task in (end_after_grace, watch_parent):
         threading.Thread(target=task, daemon=True).start()
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without a full stop; the error's class where it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -11,7 +11,7 @@ from harness.system import complain
 from harness.units import counted, in_gib
 
 MOST_SIZES = 3
-"""How many sizes of tensors are named."""
+"""How many sizes of tensors are named: those that take the most in all."""
 
 
 def tell_shortage() -> None:
@@ -25,7 +25,8 @@ def shortage_in_words() -> str:
     living = gc.get_objects()  # not isinstance: it would make proxies import what they stand for
     modules = [each for each in living if issubclass(type(each), nn.Module)]
     sizes = _on_the_device(each for each in living if issubclass(type(each), Tensor))
-    named = [f"{count:,} of {in_gib(size)}" for size, count in _largest(sizes)]
+    counts = sorted(Counter(sizes.values()).items(), key=lambda each: -each[0] * each[1])
+    named = [f"{count:,} of {in_gib(size)}" for size, count in counts[:MOST_SIZES]]
     there = f"; by their size {', '.join(named)}" if named else ""
     allocated, total = torch.cuda.memory_allocated(device), torch.cuda.mem_get_info(device)[1]
     text = (
@@ -52,9 +53,3 @@ def _on_the_device(tensors: Iterable[Tensor]) -> dict[int, int]:
     device = torch.cuda.current_device()
     storages = [one.untyped_storage() for one in tensors if one.is_cuda and one.device.index == device]
     return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
-
-
-def _largest(sizes: dict[int, int]) -> list[tuple[int, int]]:
-    """(bytes, how many storages have that size) of the MOST_SIZES sizes that take the most in all."""
-    counts = Counter(sizes.values())
-    return sorted(counts.items(), key=lambda each: -each[0] * each[1])[:MOST_SIZES]

@@ -210,9 +210,7 @@ class LoopFinder:
         finally:
             self._module_ends(module, args, kwargs, None)
 
-    @_safely
-    def _compiled_begins(self, module: nn.Module) -> None:
-        self._call_begins(module)
+    _compiled_begins = _safely(_call_begins)
 
     def _kind_of(self, module: nn.Module) -> str | None:
         """The phase that a call of this module belongs to; None for the phase that runs already."""
@@ -351,9 +349,7 @@ class LoopFinder:
         yield
         self._scaler_stepped(optimizer)
 
-    @_safely
-    def _scaler_stepped(self, optimizer: Any) -> None:
-        self._has_stepped(optimizer)
+    _scaler_stepped = _safely(_has_stepped)
 
     @contextmanager
     def takes_a_batch(self, *_: Any) -> Iterator[None]:

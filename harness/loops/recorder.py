@@ -111,7 +111,8 @@ class LoopRecorder:
             self._memory.look_back_at_window(self.steps)
             self._write(complete=False)
         self.steps += 1
-        self._kind: Kind = self._kind_of(self.steps)
+        in_window = self.window.first <= self.steps <= self.window.last
+        self._kind: Kind = "recorded" if in_window else "warmup" if self.steps == 1 else "timed"
         self._observer.begin_step(self.steps - 1, "warmup" if self._followed else self._kind)
         if self._kind == "recorded" or self._followed:
             for gradient in self.kept.gradients():  # of steps before, not yet set to none
@@ -191,37 +192,27 @@ class LoopRecorder:
         """The program dies of `error`; its traceback still holds the step's tensors."""
         if self._observer is None or self.over:
             return
-        try:
-            self._failed(error)
-        except HarnessError as our_own:
-            self.give_up(our_own)
-
-    def _failed(self, error: BaseException) -> None:
-        assert self._observer is not None
-        if is_out_of_memory(error):
-            with held_back():
-                self._oom = self._observer.shortage(self.phase, error)
-                self._leave()
-                found = self._memory.look_back(f"{self.steps}", ran_out=True)
-                self._oom.top, self._oom.batch_rows = found.filled, self._rows
-                self._oom.batch_bytes = (found.held.inputs_bytes or 0) + (found.held.activations_bytes or 0)
-        else:
-            self._warnings.append(
-                f"the program ended in step {self.steps}, in its phase {self.phase}: {type(error).__name__}"
-            )
-        self.finish(complete=False)
+        with self._giving_up():
+            if is_out_of_memory(error):
+                with held_back():
+                    self._oom = self._observer.shortage(self.phase, error)
+                    self._leave()
+                    found = self._memory.look_back(f"{self.steps}", ran_out=True)
+                    self._oom.top, self._oom.batch_rows = found.filled, self._rows
+                    held = found.held
+                    self._oom.batch_bytes = (held.inputs_bytes or 0) + (held.activations_bytes or 0)
+            else:
+                kind = type(error).__name__
+                self._warnings.append(
+                    f"the program ended in step {self.steps}, in its phase {self.phase}: {kind}"
+                )
+            self.finish(complete=False)
 
     def finish(self, *, complete: bool = True, unfinished: bool = False) -> None:
         """Write the profile for the last time. `unfinished`: the last step that began has not ended."""
         if self.over or self._observer is None:
             return
-        try:
-            self._finish(complete=complete, unfinished=unfinished)
-        except HarnessError as our_own:
-            self.give_up(our_own)
-
-    def _finish(self, *, complete: bool, unfinished: bool) -> None:
-        with held_back():
+        with self._giving_up(), held_back():
             if complete and not unfinished:
                 self.end_step()
             self._leave()
@@ -241,12 +232,20 @@ class LoopRecorder:
             elif self._memory.looked is None or (self._memory.is_highest(self.steps) and self._followed):
                 self._memory.look_back(f"{self.steps}")
             profile = self._write(complete=complete, last=True)
-        self.over = True
-        if profile.oom is not None:
-            # `harness watch` explains it below all that the program prints
-            by_command = "HARNESS_WATCH" in os.environ
-            short = f"out of memory in {profile.oom.phase}, explained at the end."
-            complain(f"{short if by_command else explain_oom(profile)} Run folder: {self.folder.path}", 1)
+            self.over = True
+            if profile.oom is not None:
+                # `harness watch` explains it below all that the program prints
+                by_command = "HARNESS_WATCH" in os.environ
+                short = f"out of memory in {profile.oom.phase}, explained at the end."
+                complain(f"{short if by_command else explain_oom(profile)} Run folder: {self.folder.path}", 1)
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Inside, an error of our own, such as a full disk, ends the watching."""
+        try:
+            yield
+        except HarnessError as our_own:
+            self.give_up(our_own)
 
     def give_up(self, error: BaseException) -> None:
         """End the watching for a failure of its own, and say so; the program goes on."""
@@ -258,11 +257,6 @@ class LoopRecorder:
         complain(f"watching ends here, the program goes on: {message}", 1)
 
     # What becomes of it.
-
-    def _kind_of(self, step: int) -> Kind:
-        if self.window.first <= step <= self.window.last:
-            return "recorded"
-        return "warmup" if step == 1 else "timed"
 
     @property
     def _followed(self) -> bool:
@@ -352,12 +346,14 @@ class LoopRecorder:
         )
 
     def _about(self) -> dict[str, Any]:
+        rank, world_size = rank_and_world_size()
+        place = {"rank": rank, "world_size": world_size, "host": socket.gethostname()}
         return {
             "python_command": sys.orig_argv[:1],
             "recorded_steps": f"{self.window.first}-{self.window.last}",
             **self._note_classes(),
             **({"times": times} if (times := where_times_are_from(with_host=False)) else {}),
-            **_place(),
+            **(place if world_size > 1 else {}),
         }
 
     def _note_classes(self) -> dict[str, list[str]]:
@@ -367,11 +363,3 @@ class LoopRecorder:
         for name, seen in (("models", self.kept.models()), ("optimizers", self.kept.optimizers())):
             self._classes[name] = max(self._classes[name], [type(one).__name__ for one in seen], key=len)
         return self._classes
-
-
-def _place() -> dict[str, Any]:
-    """Which rank of how many this process is, and on which host; empty for a process of its own."""
-    rank, world_size = rank_and_world_size()
-    if world_size == 1:
-        return {}
-    return {"rank": rank, "world_size": world_size, "host": socket.gethostname()}

@@ -19,26 +19,13 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 Around = AbstractContextManager[None]
-
-
-class Listener(Protocol):
-    """What hears of the wrapped calls, with their arguments: the finder (loops/finder.py)."""
-
-    @property
-    def is_in_forward(self) -> bool: ...
-    def backward_runs(self, tensors: Any, *_: Any, **__: Any) -> Around: ...
-    def scaled(self, scaler: torch.amp.GradScaler, loss: Any) -> None: ...
-    def scaler_steps(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Around: ...
-    def takes_a_batch(self, *_: Any) -> Around: ...
-    def saves(self) -> Around: ...
-    def compiled_call(self, module: nn.Module, args: Any, kwargs: Any) -> Around: ...
 
 
 def _within(context: Callable[..., Around]) -> Callable[..., Any]:
@@ -57,7 +44,8 @@ def _within(context: Callable[..., Around]) -> Callable[..., Any]:
 class Wraps:
     """Wraps everything that the module's docstring lists, until `undo`."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Any) -> None:
+        """`listener`: the finder (loops/finder.py), which hears of the wrapped calls with their arguments."""
         self._listener = listener
         self._undo: list[tuple[Any, str, Any]] = []
         """(where, name, (wrapper, original)) of each wrapped function."""

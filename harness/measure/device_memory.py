@@ -209,10 +209,8 @@ class _Between:
         return shown
 
 
-@cache
-def _between() -> _Between:
-    """The one _Between of this process."""
-    return _Between()
+_between = cache(_Between)
+"""The one _Between of this process."""
 
 
 def _replaced(place: Any, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.errors import HarnessError
+from harness.hardware import TABLE_NAMES, Nvml
 from harness.measure.observer import Unobserved
 from harness.recipe import OF_RANKS, Recipe, fields_that_change, find_model_config
 from harness.system import PACKAGES, installed_version
@@ -226,8 +227,6 @@ def _no_gpu_because() -> str | None:
 
 
 def _gpu(index: int) -> dict[str, Any]:
-    from harness.hardware import TABLE_NAMES, Nvml
-
     properties = torch.cuda.get_device_properties(index)
     free, total = torch.cuda.mem_get_info(index)
     return {

@@ -10,10 +10,9 @@ A checkpoint is loaded in the same way: the tape holds its tensors as they lie i
 into memory and not read. The ranks of one machine read the same pages, when they make their units.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -25,6 +24,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
+
+from harness.system import in_environment
 
 META = torch.device("meta")
 IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
@@ -253,20 +254,12 @@ def _callers() -> list[Any]:
     return [frame.f_globals.get("__name__") for frame, _ in islice(walk_stack(None), 5)]
 
 
-@contextmanager
-def loaded_by_one_thread() -> Iterator[None]:
+def loaded_by_one_thread() -> AbstractContextManager[None]:
     """Inside, transformers loads a checkpoint in the calling thread, whose operators are followed.
 
     The switch is transformers' (core_model_loading.py). It changes the order of loading, not what is kept.
     """
-    before = os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
-        if before is not None:
-            os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = before
+    return in_environment({"HF_DEACTIVATE_ASYNC_LOAD": "1"})
 
 
 def _is_shape(value: Any) -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.parallel.deferred import Deferred, Make
@@ -36,7 +35,9 @@ def divide(
     if recipe.fsdp:
         from harness.parallel.units import shard_units
 
-        shard_units(recipe, model, _data_mesh(recipe, mesh), device, make)
+        # the dimension that FSDP2 divides over; two if each part has replicas (hybrid sharding)
+        data_mesh = mesh["dp_replicate", "dp_shard"] if recipe.dp_replicate > 1 else mesh["dp_shard"]
+        shard_units(recipe, model, data_mesh, device, make)
     elif recipe.tensor_parallel:
         make([model])
     if recipe.ddp:
@@ -58,8 +59,3 @@ def summed_at_the_end(recipe: Recipe, model: nn.Module) -> Summing:
         yield
 
     return fsdp
-
-
-def _data_mesh(recipe: Recipe, mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh's dimension that FSDP2 divides over; two if each part has replicas (hybrid sharding)."""
-    return mesh["dp_replicate", "dp_shard"] if recipe.dp_replicate > 1 else mesh["dp_shard"]

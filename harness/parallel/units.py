@@ -35,7 +35,12 @@ def shard_units(recipe: Recipe, model: nn.Module, mesh: DeviceMesh, device: torc
         raise InputError("cpu_offload: there is no GPU here to take the weights off. Set cpu_offload: false.")
     how: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": _precision(recipe),
+        # with a mixed precision the parts are fp32 and are gathered in the dtype of the products, as
+        # autocast casts them in one process, weight by weight
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=DTYPES[recipe.compute_dtype] if recipe.mixed else None,
+            reduce_dtype=None if recipe.reduce_dtype is None else DTYPES[recipe.reduce_dtype],
+        ),
         "offload_policy": CPUOffloadPolicy() if recipe.cpu_offload else OffloadPolicy(),
     }
     layout = {"block": _blocks, "accelerate": _as_accelerate, "transformers": _as_transformers}[recipe.wrap]
@@ -64,15 +69,6 @@ def _refuse_integers(modules: list[nn.Module]) -> None:
                     f"experts in 4 bit ({name}) are some. Install PyTorch 2.12 or a later release, or set "
                     "quantization: none."
                 )
-
-
-def _precision(recipe: Recipe) -> MixedPrecisionPolicy:
-    """With a mixed precision the parts are fp32 and are gathered in the dtype of the products, as autocast
-    casts them in one process, weight by weight."""
-    return MixedPrecisionPolicy(
-        param_dtype=DTYPES[recipe.compute_dtype] if recipe.mixed else None,
-        reduce_dtype=None if recipe.reduce_dtype is None else DTYPES[recipe.reduce_dtype],
-    )
 
 
 Unit = nn.Module | list[nn.Module]

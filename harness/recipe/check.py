@@ -170,7 +170,8 @@ def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
     value = fields[name]
     text = shortened(shown(value))
     reason = f" ({problem['ctx']['error']})" if problem["type"] == "value_error" else ""
-    choices = _choices(name)
+    schema = recipe_schema()["properties"][name]
+    choices: list[str] = schema.get("enum") or schema.get("items", {}).get("enum") or []
     items = cast("list[Any]", value) if isinstance(value, list) else [value]
     wrong = [item for item in items if item not in choices]
     suggestion = _suggested(name, str(wrong[0]), choices) if wrong and choices else ""
@@ -183,12 +184,6 @@ def _suggested(name: str, value: str, choices: Collection[str]) -> str:
     if known is None:
         return nearest(value, choices)
     return f" {shortened(value)} is {known}" + ("." if ":" in known else ", which harness does not have.")
-
-
-def _choices(name: str) -> list[str]:
-    """The values of a field that is one, or a list, of a few names; empty for other fields."""
-    schema = recipe_schema()["properties"][name]
-    return schema.get("enum") or schema.get("items", {}).get("enum") or []
 
 
 def _in_words(schema: Mapping[str, Any]) -> str:

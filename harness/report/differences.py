@@ -1,10 +1,10 @@
 """The tables of a report about several runs: what differs in their recipes, their bytes and their times."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from harness.answers import quantities
+from harness.report.profile_tables import as_text
 from harness.report.run import ReportRun
 from harness.report.sections import Section
 from harness.report.table import Cell, Table
@@ -20,7 +20,7 @@ def difference_tables(runs: Sequence[ReportRun]) -> list[Table]:
     recipes = [profile.recipe or {"command": profile.subject} for _, profile in profiled]
     fields = list(dict.fromkeys(field for recipe in recipes for field in recipe))
     rows = [
-        (Cell(field), *(Cell(_text(recipe.get(field))) for recipe in recipes))
+        (Cell(field), *(Cell(as_text(recipe.get(field))) for recipe in recipes))
         for field in fields
         if any(recipe.get(field) != recipes[0].get(field) for recipe in recipes)
     ]
@@ -82,7 +82,3 @@ def _numbers(names: Sequence[str], known: Sequence[dict[Any, float | None]]) -> 
             ]
         rows.append(cells)
     return Table("What differs in bytes and times", columns, rows, keys=2)
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) or value is None else json.dumps(value)

@@ -10,11 +10,13 @@ from harness.system import is_object
 
 def profile_tables(profile: StepProfile) -> dict[str, Table]:
     """The tables of a profile by name; a table without rows is left out."""
+    at_peak = profile.memory.at_peak_by_module or {}
+    modules = [(Cell(path), Cell(size, "bytes")) for path, size in at_peak.items()]
     tables = {
         "summary": summary_table(profile),
         "phases": phase_table(profile),
         "memory": memory_table(profile),
-        "modules": module_table(profile),
+        "modules": Table("Memory at the peak by module", ("module", "bytes"), modules),
         "recipe": Table("Recipe, every field", ("field", "value"), _pairs(profile.recipe or {})),
         "provenance": Table("Provenance", ("what", "value"), _pairs(_flat(profile.provenance))),
     }
@@ -86,15 +88,8 @@ def memory_table(profile: StepProfile) -> Table:
     return Table("Memory at the peak by category", ("category", "bytes", "share"), rows)
 
 
-def module_table(profile: StepProfile) -> Table:
-    """The bytes at the peak by module."""
-    modules = profile.memory.at_peak_by_module or {}
-    rows = [(Cell(path), Cell(size, "bytes")) for path, size in modules.items()]
-    return Table("Memory at the peak by module", ("module", "bytes"), rows)
-
-
 def _pairs(values: dict[str, Any]) -> list[Any]:
-    return [(Cell(name), Cell(_text(value))) for name, value in values.items()]
+    return [(Cell(name), Cell("null" if value is None else as_text(value))) for name, value in values.items()]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -108,5 +103,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def as_text(value: Any) -> str | None:
+    """A field's value as JSON spells it, but text and None as they are."""
+    return value if isinstance(value, str) or value is None else json.dumps(value)

@@ -118,7 +118,14 @@ def _add_profile(section: Section, profile: StepProfile) -> None:
     if profile.memory.at_peak_by_module:
         section.data["icicles"]["module"] = asdict(by_module(profile.memory.at_peak_by_module))
     if profile.phases:
-        section.data["phases"] = {name: _phase(stats) for name, stats in profile.phases.items()}
+        section.data["phases"] = {
+            name: {
+                "time": stats.time_s.model_dump(),
+                "allocated": stats.peak_allocated_bytes,
+                "reserved": stats.peak_reserved_bytes,
+            }
+            for name, stats in profile.phases.items()
+        }
     answers = answers_about(section.run)
     if isinstance(answers, str):
         section.missing.append(answers)
@@ -151,11 +158,6 @@ def _add_history(section: Section, history: History) -> None:
     used = pieces_in_use(history.segments_then, history.live_at(history.moment()[0]))
     section.tables["segments"] = segment_table(used, history.when)
     section.data["segments"] = segments_with_most_free(used)
-
-
-def _phase(stats: PhaseStats) -> dict[str, Any]:
-    sizes = {"allocated": stats.peak_allocated_bytes, "reserved": stats.peak_reserved_bytes}
-    return {"time": stats.time_s.model_dump(), **sizes}
 
 
 def _tiles(run: ReportRun) -> list[tuple[str, str, str]]:

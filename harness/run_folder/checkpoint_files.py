@@ -40,7 +40,9 @@ def write_checkpoint(folder: Path, steps_done: int, write: Callable[[Path], None
     partial = folder / f".step-{steps_done}.{secrets.token_hex(8)}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_partial(folder)
+        for path in folder.iterdir():  # what a killed run left half-written or half-removed
+            if _PARTIAL.fullmatch(path.name):
+                shutil.rmtree(path)
         try:
             partial.mkdir()
             write(partial)
@@ -136,10 +138,3 @@ def _remove(checkpoint: Path) -> None:
     with held_back():
         os.rename(checkpoint, partial)
         shutil.rmtree(partial)
-
-
-def _remove_partial(folder: Path) -> None:
-    """Remove what a killed run left half-written or half-removed."""
-    for path in folder.iterdir():
-        if _PARTIAL.fullmatch(path.name):
-            shutil.rmtree(path)

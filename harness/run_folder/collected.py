@@ -70,7 +70,9 @@ def put_together(
     if world_size is None:
         stated = (profile.provenance.get("world_size") for profile in profiles.values())
         world_size = max([max(profiles) + 1, *(size for size in stated if isinstance(size, int))])
-    highest = max(profiles, key=lambda rank: _peak(profiles[rank]))
+    memory = {rank: profile.memory for rank, profile in profiles.items()}
+    peaks = {rank: (m.peak_allocated_bytes or 0, m.peak_reserved_bytes or 0) for rank, m in memory.items()}
+    highest = max(peaks, key=peaks.__getitem__)
     shown = next((rank for rank, profile in profiles.items() if profile.oom is not None), highest)
     profile = profiles[shown].model_copy(deep=True)
     profile.complete = (
@@ -116,11 +118,6 @@ def read_profile(path: Path) -> StepProfile:
     if not profiles:
         return StepProfile.read(path / "profile.json")
     return put_together(profiles)
-
-
-def _peak(profile: StepProfile) -> tuple[int, int]:
-    memory = profile.memory
-    return memory.peak_allocated_bytes or 0, memory.peak_reserved_bytes or 0
 
 
 def _stats(rank: int, profile: StepProfile) -> RankStats:

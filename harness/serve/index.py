@@ -206,9 +206,20 @@ def _read_entry(unread: Entry) -> Entry | None:
         return unread
     try:
         if kind == "sweep":
-            return _sweep_entry(unread)
+            sweep = Sweep.read(path / SWEEP_FILE)
+            answer = f"{sweep.kind}, {len(sweep.cells)} cells of {', '.join(sweep.axes)}"
+            model = str(sweep.base.get("model", "-"))
+            return replace(unread, answer=answer, model=model, device=sweep.hardware or "-")
         if kind in ("running", "stopped"):
-            return _log_entry(unread)
+            log = read_log(path)
+            return replace(
+                unread,
+                answer=log.in_words(),
+                model=log.model,
+                peak_bytes=log.peak_bytes,
+                step_s=log.step_s,
+                tokens_per_s=log.tokens_per_s,
+            )
         profile = StepProfile.read(path / "profile.json" if kind == "run" else path)
     except InputError as error:
         return None if kind == "profile" else replace(unread, problem=str(error))
@@ -221,24 +232,3 @@ def _read_entry(unread: Entry) -> Entry | None:
         step_s=profile.step.time_s.median,
         tokens_per_s=profile.step.tokens_per_s,
     )
-
-
-def _log_entry(unread: Entry) -> Entry:
-    """The entry of a run without a profile, from its log. Raises InputError."""
-    log = read_log(unread.path)
-    return replace(
-        unread,
-        answer=log.in_words(),
-        model=log.model,
-        peak_bytes=log.peak_bytes,
-        step_s=log.step_s,
-        tokens_per_s=log.tokens_per_s,
-    )
-
-
-def _sweep_entry(unread: Entry) -> Entry:
-    """The entry of a sweep. Raises InputError."""
-    sweep = Sweep.read(unread.path / SWEEP_FILE)
-    answer = f"{sweep.kind}, {len(sweep.cells)} cells of {', '.join(sweep.axes)}"
-    model = str(sweep.base.get("model", "-"))
-    return replace(unread, answer=answer, model=model, device=sweep.hardware or "-")

@@ -6,7 +6,7 @@ Imports no torch. Anybody may have written the files: a line that is not about a
 import math
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,32 +43,15 @@ class Log:
     """The recipe's model, or the command of a run that is not of a recipe."""
     num_steps: int | None
     """The warmup and timed steps of the recipe, after which some are recorded; None where it is not known."""
-    steps: list[LoggedStep] = field(default_factory=list[LoggedStep])
-
-    def _last(self, name: str) -> Any:
-        """The value of the last step that has one."""
-        known = (getattr(step, name) for step in reversed(self.steps))
-        return next((value for value in known if value is not None), None)
-
-    @property
-    def loss(self) -> float | None:
-        """The last loss that is finite."""
-        return self._last("loss")
-
-    @property
-    def step_s(self) -> float | None:
-        """The time of the last timed step."""
-        return self._last("step_s")
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """The speed of the last timed step."""
-        return self._last("tokens_per_s")
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """The most that has been allocated so far."""
-        return self._last("peak_bytes")
+    steps: list[LoggedStep]
+    loss: float | None
+    """The last loss that is finite."""
+    step_s: float | None
+    """The time of the last timed step."""
+    tokens_per_s: float | None
+    """The speed of the last timed step."""
+    peak_bytes: int | None
+    """The most that has been allocated so far."""
 
     def in_words(self) -> str:
         """How far the run is, and its loss, as in "step 3 of 8, loss 1.2345"."""
@@ -89,7 +72,13 @@ def read_log(folder: Path) -> Log:
     except OSError as error:
         raise InputError(f"cannot read {folder / 'log.jsonl'}: {error.strerror}.") from None
     steps = [step for line in lines if (step := _step(line)) is not None]
-    return Log(model, num_steps, steps)
+
+    def last(name: str) -> Any:
+        """The value of the last step that has one."""
+        known = (getattr(step, name) for step in reversed(steps))
+        return next((value for value in known if value is not None), None)
+
+    return Log(model, num_steps, steps, *map(last, ("loss", "step_s", "tokens_per_s", "peak_bytes")))
 
 
 def _model_and_steps(folder: Path) -> tuple[str, int | None]:

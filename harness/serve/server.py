@@ -145,9 +145,10 @@ class Pages:
             total=len(entries),
             words=words,
             page=page,
-            addresses=[
+            addresses=[  # of the first, the last, and three on each side of this one
                 (number, "/runs?" + urlencode({"filter": words, "page": number}))
-                for number in _linked_pages(page, pages)
+                for number in sorted({1, pages, *range(page - 3, page + 4)})
+                if 1 <= number <= pages
             ],
             left_out=self.index.left_out,
             folder=str(self.index.folder),
@@ -196,11 +197,6 @@ def _filter_and_page(query: str) -> tuple[str, int]:
     if fields or len(words) > 1 or len(pages) > 1 or not is_number or len(words[0]) > LONGEST_FILTER:
         raise Refused(HTTPStatus.NOT_FOUND, "There is no such page.")
     return words[0], int(pages[0])
-
-
-def _linked_pages(page: int, pages: int) -> list[int]:
-    """The pages that a page of the list links to: the first, the last, and three on each side of it."""
-    return sorted(number for number in {1, pages, *range(page - 3, page + 4)} if 1 <= number <= pages)
 
 
 def _page_of(entries: Sequence[Entry]) -> str:

@@ -49,7 +49,8 @@ class _Files:
         else:
             yield Replacement("peft.peft_model.safe_save_file", self._safetensors, why)
             same = "takes all shape-only tensors for one, by their address, and copies them"
-            yield Replacement("peft.peft_model.id_tensor_storage", _storage, same)
+            name = "peft.peft_model.id_tensor_storage"
+            yield Replacement(name, lambda tensor: tensor.untyped_storage()._cdata, same)
         yield Replacement("torch.save", self._one_by_one, why)
         yield Replacement("torch.distributed.checkpoint.save", self._one_by_one, why)
         to_device = self._to_device(torch.Tensor.to)
@@ -84,7 +85,3 @@ class _Files:
         if not tensor.is_meta or key in self._device.on_host:
             return None
         return to_host(tensor)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata

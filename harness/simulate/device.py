@@ -176,7 +176,11 @@ class SimulatedDevice(StorageTracker):
                 freed.add(step.temporary)
                 self.memory.release([keys[step.temporary]])
             elif isinstance(step, Keep):
-                self._keep_workspace(step)
+                # cuBLAS and cuBLASLt each keep one for each thread, which are Python's and autograd's
+                user = step.library, torch._C._current_autograd_node() is not None
+                if user not in self._workspaces:
+                    self._workspaces.add(user)
+                    self.memory.keep_workspace(step.size_bytes)
             elif isinstance(step, Output):
                 self._see(outputs[step.index], func)
         self._see(out, func)
@@ -185,11 +189,3 @@ class SimulatedDevice(StorageTracker):
     def follows(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is the device's. Tensors on the CPU (step counters, data at first) are not."""
         return storage.device.type == "meta"
-
-    def _keep_workspace(self, step: Keep) -> None:
-        """Allocate the workspace that cuBLAS and cuBLASLt each keep for each thread, which are Python's and
-        autograd's, unless it exists."""
-        user = step.library, torch._C._current_autograd_node() is not None
-        if user not in self._workspaces:
-            self._workspaces.add(user)
-            self.memory.keep_workspace(step.size_bytes)

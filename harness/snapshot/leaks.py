@@ -93,7 +93,8 @@ def find_leaks(recording: Recording, annotations: Any = None) -> Leaks:
     by_stack: dict[tuple[str, ...], list[tuple[AllocationSpan, Holder]]] = {}
     for span, holder in zip(recording.spans, holders_of(recording), strict=True):
         by_stack.setdefault(holder.stack, []).append((span, holder))
-    looked_at = _evenly(ends)
+    last, most = len(ends) - 1, MOST_ENDS - 1
+    looked_at = ends if last <= most else [ends[n * last // most] for n in range(MOST_ENDS)]
     allocated = _at_ends(recording.spans, looked_at)
     growths: list[Growth] = []
     for held in by_stack.values():
@@ -106,13 +107,6 @@ def find_leaks(recording: Recording, annotations: Any = None) -> Leaks:
             growths.append(Growth(Counter(at_end).most_common(1)[0][0], sizes, len(at_end)))
     growths.sort(key=lambda growth: (-growth.total_bytes, growth.holder))
     return Leaks(found, ends, allocated, growths)
-
-
-def _evenly(ends: Sequence[int]) -> list[int]:
-    """At most MOST_ENDS of the ends, spread evenly, the first and the last among them."""
-    if len(ends) <= MOST_ENDS:
-        return list(ends)
-    return [ends[i * (len(ends) - 1) // (MOST_ENDS - 1)] for i in range(MOST_ENDS)]
 
 
 def _at_ends(spans: Sequence[AllocationSpan], ends: Sequence[int]) -> list[int]:

@@ -127,11 +127,10 @@ def between_steps_in_words(profile: StepProfile) -> Iterator[str]:
     evaluation, checkpoint = profile.evaluation, profile.checkpoint
     if evaluation is not None:
         peak = _peak_of(profile, "evaluation")
-        how = (
-            f"evaluation of {evaluation.batches} batches of {evaluation.batch_size} rows"
-            f"{_on_ranks(evaluation)}, {_way(evaluation)}"
-        )
-        yield f"{how}: {peak}{_logits(evaluation)}"
+        ranks = evaluation.ranks
+        everywhere = f" on each of {ranks} ranks, gathered on every one" if ranks > 1 else ""
+        how = f"evaluation of {evaluation.batches} batches of {evaluation.batch_size} rows{everywhere}"
+        yield f"{how}, {_way(evaluation)}: {peak}{_logits(evaluation)}"
         for way in evaluation.instead:
             found = f"{in_gib(way.peak_allocated_bytes)} at its peak" if way.fits else "does not fit either"
             host = f", {in_gib(way.host_bytes)} on the host" if way.host_bytes else ""
@@ -153,10 +152,6 @@ def _peak_of(profile: StepProfile, phase: str) -> str:
     return f"{in_gib(peak)} at its peak, {in_gib(abs(peak - step))} {relation} a training step"
 
 
-def _on_ranks(evaluation: EvaluationStats) -> str:
-    return f" on each of {evaluation.ranks} ranks, gathered on every one" if evaluation.ranks > 1 else ""
-
-
 def _way(way: EvaluationStats | EvaluationWay) -> str:
     if not way.keeps_logits:
         return "the loss alone (prediction_loss_only)"
@@ -169,11 +164,8 @@ def _logits(evaluation: EvaluationStats) -> str:
     if evaluation.logits_bytes is None:
         return ""
     logits = f"; the logits are {in_gib(evaluation.logits_bytes)} of {evaluation.logits_dtype}"
-    return (
-        f"{logits}, and on the host {in_gib(evaluation.host_bytes)} at most"
-        if evaluation.host_bytes
-        else logits
-    )
+    host = f", and on the host {in_gib(evaluation.host_bytes)} at most" if evaluation.host_bytes else ""
+    return logits + host
 
 
 def ranks_in_words(ranks: RanksReport) -> Iterator[str]:

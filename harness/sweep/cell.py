@@ -66,7 +66,11 @@ def answer(kind: Kind, recipe: Recipe, hardware: str | None, device: str | None 
     """The answer about `recipe`: by napkin or simulation for `hardware`, or measured on `device`."""
     begun = time.perf_counter()
     try:
-        profile = _profile(kind, recipe, hardware, device)
+        if kind != "measured":
+            profile = predicted(kind, recipe, find_hardware(hardware) if hardware else None)
+        else:
+            with tempfile.TemporaryDirectory(prefix="harness-cell-") as folder:
+                profile = measured(recipe, RunFolder(Path(folder) / "run", "cell", recipe), device)
     except InputError as error:
         outcome: dict[str, Any] = {"status": "refused", "reason": str(error)}
     except MemoryError:
@@ -107,13 +111,6 @@ def out_of_memory_reason(profile: StepProfile) -> str:
     if profile.source == "napkin":
         return f"{where}: the peak is {in_gib(profile.memory.peak_allocated_bytes)}"
     return where if requested is None else f"{where}, asking for {in_gib(requested)}"
-
-
-def _profile(kind: Kind, recipe: Recipe, hardware: str | None, device: str | None) -> StepProfile:
-    if kind != "measured":
-        return predicted(kind, recipe, find_hardware(hardware) if hardware else None)
-    with tempfile.TemporaryDirectory(prefix="harness-cell-") as folder:
-        return measured(recipe, RunFolder(Path(folder) / "run", "cell", recipe), device)
 
 
 def _end_with_the_sweep() -> None:

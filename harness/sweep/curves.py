@@ -97,7 +97,10 @@ def curves_of(plan: Plan, rows: Sequence[Row]) -> list[Curve]:
             if plan.grid or not others:
                 value = row.cell.changes.get(field, {**plan.base, HARDWARE: plan.hardware}.get(field))
                 groups.setdefault(json.dumps(others), []).append(Point(value, row))
-        found += [_curve(field, json.loads(others), points) for others, points in groups.items()]
+        for others, points in groups.items():
+            if all(_is_number(point.value) for point in points):
+                points.sort(key=lambda point: point.value)
+            found.append(Curve(field, json.loads(others), points, _line(field, points)))
     return found
 
 
@@ -108,12 +111,6 @@ def answer(curve: Curve) -> str:
     text = ". ".join(sentence for sentence in sentences if sentence)
     where = ", ".join(f"{name}={spelled(value)}" for name, value in curve.others.items())
     return f"{f'With {where}: ' if where else ''}{text}." if text else ""
-
-
-def _curve(field: str, others: dict[str, Any], points: list[Point]) -> Curve:
-    if all(_is_number(point.value) for point in points):
-        points = sorted(points, key=lambda point: point.value)
-    return Curve(field, others, points, _line(field, points))
 
 
 def _line(field: str, points: Sequence[Point]) -> Line | None:

@@ -49,10 +49,12 @@ def digest(sweep: Sweep) -> str:
 
 def _draw_memory(axes: Any, curve: SweptCurve, cells: Sequence[SweptCell]) -> None:
     """Bytes at the peak, stacked by category."""
-    names = [_shortened(spelled(cell.values[curve.field])) for cell in cells]
+    values = [spelled(cell.values[curve.field]) for cell in cells]
+    names = [value if len(value) <= 24 else f"{value[:23]}…" for value in values]
     ends = [0.0] * len(cells)
+    at_peaks = [c.at_peak.by_category() if c.status == "ok" and c.at_peak else {} for c in cells]
     for n, category in enumerate(CATEGORIES):
-        sizes = [_size(cell, category) / GIB for cell in cells]
+        sizes = [(at_peak.get(category) or 0) / GIB for at_peak in at_peaks]
         if any(sizes):
             label = category.replace("_", " ")
             axes.barh(
@@ -84,14 +86,3 @@ def _draw_speed(axes: Any, cells: Sequence[SweptCell]) -> None:
         axes.annotate(text, (speed, n), (4, 0), textcoords="offset points", va="center", fontsize=9)
     axes.set_xlim(0, max([*speeds, 1e-6]) * 1.3)
     axes.set_xlabel("tokens/s")
-
-
-def _size(cell: SweptCell, category: str) -> int:
-    """Bytes of a category at the peak of a cell that went well."""
-    if cell.status != "ok" or cell.at_peak is None:
-        return 0
-    return cell.at_peak.by_category()[category] or 0
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 24 else text[:23] + "…"

@@ -8,7 +8,8 @@ import json
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -68,7 +69,7 @@ def run_cells(
     device: str | None = None,
     launcher: RemoteLauncher | None = None,
     tell: Callable[[str], None] = lambda words: None,
-) -> Iterator[Row]:
+) -> Generator[Row]:
     """Every cell of the plan when it is finished: kept and refused cells first.
 
     `jobs` cells run at the same time: in processes of this machine, or where `launcher` starts them. `tell`
@@ -93,12 +94,9 @@ def run_cells(
             outcome = answer("napkin", question.cell.recipe, question.cell.hardware)
             yield _written(folder, question.key, question.cell, outcome)
     elif waiting:
-        found = outcomes(launcher or Processes(), waiting, jobs, tell)
-        try:
+        with closing(outcomes(launcher or Processes(), waiting, jobs, tell)) as found:
             for question, outcome in found:
                 yield _written(folder, question.key, question.cell, outcome)
-        finally:
-            found.close()  # type: ignore[attr-defined]
 
 
 def _written(folder: Path, key: str, cell: Cell, outcome: Outcome) -> Row:

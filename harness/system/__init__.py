@@ -15,7 +15,7 @@ from harness.system.interruption import (
 )
 from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
 from harness.system.notebook import Rows, notebook_html
-from harness.system.replacement import Replacement, all_replaced, nothing, replaced
+from harness.system.replacement import Replacement, all_replaced, in_environment, nothing, replaced
 from harness.system.streams import (
     complain,
     quiet_libraries,

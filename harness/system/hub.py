@@ -8,6 +8,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+from harness.system.replacement import in_environment
+
 HUB_ANSWERS_S = 3.0
 """Seconds after which the Hub counts as out of reach."""
 
@@ -52,17 +54,13 @@ def hub_left_alone(forbidden: bool = True) -> None:
 def hub_or_cache(name: str) -> Generator[str]:
     """Inside the `with` block, libraries load `name`, an id or a folder, from the cache if the Hub does not
     answer. Yields why it does not; an empty text where it does, and for a folder."""
-    before = os.environ.get("HF_HUB_OFFLINE")
     unreached = "" if os.path.isdir(os.path.expanduser(name)) else hub_unreached()
     if not unreached:
         yield ""
         return
-    hub_left_alone()
-    try:
-        yield unreached
-    finally:
-        hub_left_alone(False)
-        if before is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = before
+    with in_environment({"HF_HUB_OFFLINE": "1"}):
+        hub_left_alone()
+        try:
+            yield unreached
+        finally:
+            hub_left_alone(False)

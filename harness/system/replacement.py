@@ -1,6 +1,7 @@
-"""Replaces names of other libraries for a while, as a simulation does while it runs."""
+"""Replaces names of other libraries, or variables of the environment, for a while."""
 
-from collections.abc import Generator, Iterable
+import os
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -56,3 +57,17 @@ def replaced(owner: Any, name: str, value: Any) -> Generator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
+
+
+@contextmanager
+def in_environment(variables: Mapping[str, str]) -> Generator[None]:
+    """Inside the `with` block, the environment has these variables too, for processes that are started."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

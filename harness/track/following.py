@@ -1,7 +1,6 @@
-"""The process beside a run: `python -m harness.track.following` with jobs as lines of JSON on stdin.
+"""The process beside a run: `python -m harness.track.following` with its jobs as a line of JSON on stdin.
 
-A blank line ends the jobs, and the end of stdin says that the run is over. On stdout it prints sentences for
-the user.
+The end of stdin says that the run is over. On stdout it prints sentences for the user.
 """
 
 import json
@@ -86,10 +85,9 @@ class Follower:
         """Report a step's numbers; one that the tracker does not take is counted. Returns whether to go on.
         `afterwards`: later steps have been reported already."""
         assert self.tracker is not None
-        log = self.tracker.log_afterwards if afterwards else self.tracker.log
         try:
             if values:
-                log(values, step)
+                self.tracker.log(values, step, afterwards=afterwards)
         except Exception as error:
             self.failed, self.missed, self.reason = self.failed + 1, self.missed + 1, in_words(error)
         else:
@@ -188,7 +186,7 @@ def _kept_files(folder: Path, made: Path) -> list[Path]:
 def main() -> None:
     """Read and report the jobs: a run at work is followed, runs that are over are reported at once."""
     with os.fdopen(os.dup(0), "rb") as lines:
-        jobs = [Job.from_json(line) for line in iter(lines.readline, b"\n") if line.strip()]
+        jobs = [Job(**job) for job in json.loads(lines.readline() or "[]")]
     if hasattr(os, "nice"):
         os.nice(10)  # the run, whose times are measured, comes first where processors are few
     sentences = os.fdopen(os.dup(1), "w")
@@ -198,19 +196,18 @@ def main() -> None:
         print(words, file=sentences, flush=True)
 
     over = threading.Event()
-    threading.Thread(target=_until_the_end, args=(over,), daemon=True).start()
+
+    def wait_for_the_end() -> None:
+        os.read(0, 1)
+        over.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
     known_trackers()  # while the run is set up: it imports accelerate
     for job in jobs:
         if job.values is None:
             follow(job, over, say)
         elif not tell_at_once(job, say):
             return
-
-
-def _until_the_end(over: threading.Event) -> None:
-    """Set `over` at the end of stdin."""
-    os.read(0, 1)
-    over.set()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.step_profile import StepProfile
@@ -27,15 +26,6 @@ class Job:
     """Files to keep with the run, where the tracker keeps files."""
     passed_over: int | None = None
     """The inode of the log that a resumed run has already, and writes anew: it is not followed."""
-
-    def to_json(self) -> str:
-        """The job as one line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, line: str | bytes) -> "Job":
-        """The job that `to_json` wrote."""
-        return cls(**json.loads(line))
 
 
 def recipe_config(recipe: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
@@ -99,12 +89,3 @@ def values_by_step(profile: StepProfile) -> dict[int, dict[str, float]]:
         }
         for peak in profile.memory.at_peak_by_step
     }
-
-
-def run_job(
-    tracker: str, folder: Path, name: str, recipe: Mapping[str, Any], *, resumed: bool = False
-) -> Job:
-    """The job of following a run that is about to write `folder`."""
-    log = folder / "log.jsonl"
-    passed_over = log.stat().st_ino if resumed and log.exists() else None
-    return Job(tracker, str(folder.absolute()), name, recipe_config(recipe), passed_over=passed_over)

@@ -49,7 +49,8 @@ class OpenTracker:
 
         PartialState(cpu=True)  # accelerate's loggers need it
         self.kind = job.tracker
-        self._tracker: Any = LOGGER_TYPE_TO_CLASS[job.tracker](*_arguments(job), **_options(job))
+        arguments, options = _opening(job)
+        self._tracker: Any = LOGGER_TYPE_TO_CLASS[job.tracker](*arguments, **options)
         self._tracker.start()
         self._tracker.store_init_configuration(job.config)
 
@@ -67,17 +68,13 @@ class OpenTracker:
             case _:
                 return str(getattr(inside, "url", None) or self.kind)
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        """Report numbers of a step, counted from 0."""
-        self._tracker.log(values, step=step)
-
-    def log_afterwards(self, values: dict[str, float], step: int) -> None:
-        """Report numbers of a step after those of later steps.
+    def log(self, values: dict[str, float], step: int, *, afterwards: bool = False) -> None:
+        """Report numbers of a step, counted from 0; `afterwards`: after those of later steps.
 
         W&B takes no number for a past step. There they have an axis of their own, AFTERWARDS, whose value is
         the step.
         """
-        if self.kind == "wandb":
+        if afterwards and self.kind == "wandb":
             for name in values:
                 self._tracker.tracker.define_metric(name, step_metric=AFTERWARDS)
             self._tracker.log({**values, AFTERWARDS: step})
@@ -98,36 +95,23 @@ class OpenTracker:
         self._tracker.finish()
 
 
-def _arguments(job: Job) -> tuple[str, ...]:
-    """The tracker's positional arguments: the project, or where runs have none, the run's name and folder."""
+def _opening(job: Job) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The tracker's arguments. By position: the project, or where runs have none, the run's name and folder.
+    By name: the run's name, and a place in the run folder for files if the user chose none."""
+    name, folder = job.name, Path(job.folder)
     match job.tracker:
         case "tensorboard":
-            return job.name.replace("/", "_"), str(Path(job.folder, "tensorboard"))
+            return (name.replace("/", "_"), str(folder / "tensorboard")), {}
         case "aim":
-            return job.name, job.folder
+            return (name, job.folder), {}
         case "wandb":
-            return (os.environ.get("WANDB_PROJECT", PROJECT),)
+            place = os.environ.get("WANDB_DIR", job.folder)
+            options = {"name": name, "dir": place, "settings": {"console": "off"}}
+            return (os.environ.get("WANDB_PROJECT", PROJECT),), options
         case "dvclive":
-            return ()
-        case _:
-            return (PROJECT,)
-
-
-def _options(job: Job) -> dict[str, Any]:
-    """The named arguments: the run's name, and a place in the run folder for files if the user chose none."""
-    match job.tracker:
-        case "wandb":
-            folder = os.environ.get("WANDB_DIR", job.folder)
-            return {"name": job.name, "dir": folder, "settings": {"console": "off"}}
-        case "mlflow":
-            return {"run_name": job.name}
-        case "trackio":
-            return {"name": job.name}
+            return (), {"dir": str(folder / "dvclive")}
         case "swanlab":
-            return {"experiment_name": job.name, "logdir": str(Path(job.folder, "swanlog"))}
-        case "dvclive":
-            return {"dir": str(Path(job.folder, "dvclive"))}
-        case "clearml":
-            return {"task_name": job.name}
-        case _:
-            return {}
+            return (PROJECT,), {"experiment_name": name, "logdir": str(folder / "swanlog")}
+        case other:
+            named = {"mlflow": "run_name", "trackio": "name", "clearml": "task_name"}
+            return (PROJECT,), {named[other]: name} if other in named else {}

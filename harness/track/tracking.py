@@ -1,5 +1,6 @@
 """The run's side of tracking: it starts a process per tracker, passes on its sentences, and waits for it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,13 +8,13 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
 from harness.recipe import Recipe
 from harness.run_folder import RunFolder
-from harness.track.jobs import Job, run_job
+from harness.track.jobs import Job, recipe_config
 from harness.track.trackers import KEEPS_FILES
 from harness.virtual_gpu import outside
 
@@ -41,8 +42,12 @@ def followed(
     yet. `recipe`: its fields. `resumed`: the folder has a log already, which is written anew. No failure of a
     tracker raises here. At the end of the block it waits for the trackers.
     """
-    jobs = [run_job(tracker, folder, name, recipe, resumed=resumed) for tracker in trackers]
-    processes = [_TrackerProcess([job], say) for job in jobs]
+    log, config = folder / "log.jsonl", recipe_config(recipe)
+    passed_over = log.stat().st_ino if resumed and log.exists() else None
+    about = str(folder.absolute()), name, config
+    processes = [
+        _TrackerProcess([Job(tracker, *about, passed_over=passed_over)], say) for tracker in trackers
+    ]
     try:
         yield processes
     finally:
@@ -93,8 +98,7 @@ class _TrackerProcess:
         self._reader.start()
         assert self._process.stdin is not None
         with suppress(OSError):  # it is dead already: `wait` says so
-            self._process.stdin.writelines(job.to_json().encode() + b"\n" for job in jobs)
-            self._process.stdin.write(b"\n")
+            self._process.stdin.write(json.dumps([asdict(job) for job in jobs]).encode() + b"\n")
             self._process.stdin.flush()
 
     def over(self) -> None:

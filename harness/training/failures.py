@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any
 
-from harness.errors import InputError, is_out_of_memory
+from harness.errors import InputError, first_line, is_out_of_memory
 from harness.parallel import lost_rank
-from harness.training.model_config import first_line
 
 LIBRARIES = ("transformers", "peft", "transformers_modules")
 """Packages whose code counts as a model's."""

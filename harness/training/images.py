@@ -137,7 +137,8 @@ def images_of(recipe: Recipe, config: Any) -> Images | None:
         tokens = getattr(config, "mm_tokens_per_image", None) or (side // patch) ** 2 + _first_token(config)
         pixels: tuple[int, ...] = (1, channels, side, side)
     elif family in TILED:
-        side, patch = (_first(each) for each in (vision.image_size, vision.patch_size))
+        # of a square: a config has one number, or the same one for each side
+        side, patch = (n if isinstance(n, int) else n[0] for n in (vision.image_size, vision.patch_size))
         tiles = tiles_of(family, side, *_height_and_width(recipe))
         shuffled = config.downsample_ratio if family == "internvl" else vision.pixel_shuffle_ratio
         tokens = tiles * round((side // patch * shuffled) ** 2)
@@ -168,11 +169,6 @@ def images_of(recipe: Recipe, config: Any) -> Images | None:
     if family == "llama4":  # its processor makes bf16, and its tower takes only the dtype of its weights
         dtype = DTYPES[recipe.compute_dtype]
     return Images(recipe.images, tokens, token, reserved, pixels, sizes, kinds, dtype)
-
-
-def _first(value: Any) -> int:
-    """The size of a square: a config has one number, or the same one for each side."""
-    return value if isinstance(value, int) else value[0]
 
 
 def _first_token(config: Any) -> int:

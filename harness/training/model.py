@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from harness.errors import InputError, is_out_of_memory
+from harness.errors import InputError, first_line, is_out_of_memory
 from harness.parallel import ALONE, Deferred, Ranks, divide, loaded_by_one_thread, summed_at_the_end
 from harness.recipe import Recipe, find_model_config
 from harness.system import hub_or_cache
 from harness.training.host_memory import on_host
 from harness.training.learned_positions import refuse_longer_sequences
-from harness.training.model_config import auto_model, first_line, load_config, model_class
+from harness.training.model_config import auto_model, load_config, model_class
 from harness.training.refusals import (
     refuse_empty_weights,
     refuse_missing_weights,

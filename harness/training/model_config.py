@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.architecture import check_counts, find_config, read_config
-from harness.errors import InputError, nearest
+from harness.errors import InputError, first_line, nearest
 from harness.recipe import Recipe, find_model_config, nearest_model
 from harness.system import hub_or_cache, warn_of_trusted_code
 
@@ -149,13 +149,6 @@ def _refuse_unknown_type(model_type: Any, origin: str) -> None:
     if model_type not in CONFIG_MAPPING:
         hint = nearest(model_type, list(CONFIG_MAPPING)) or " Give one that it has, like llama."
         raise InputError(f"model: {origin}: this transformers has no model_type {model_type!r:.60}.{hint}")
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, and the second if the first ends with a colon."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    message = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
-    return message.rstrip(".")
 
 
 def _refuse_irregular_files(model: str) -> None:

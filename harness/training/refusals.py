@@ -70,7 +70,9 @@ def refuse_what_is_no_language_model(recipe: Recipe, config: Any) -> None:
     architecture = model_class(recipe, config)
     if architecture is None or recipe.by_row:  # a text is read as a whole before it is scored
         return
-    if getattr(config, "is_decoder", None) is False and _asks_for_decoder(architecture):
+    # such a class tells its user to set is_decoder, because its attention is causal only then
+    asks = "is_decoder=True" in inspect.getsource(architecture.__init__)
+    if getattr(config, "is_decoder", None) is False and asks:
         raise InputError(
             f"model: {recipe.model}: as configured, {config.model_type} looks at the tokens that it is to "
             'predict. Write "is_decoder": true into its config.json.'
@@ -81,11 +83,6 @@ def refuse_what_is_no_language_model(recipe: Recipe, config: Any) -> None:
             "just read, not with the next one, so it would learn to copy. Choose a model whose loss shifts "
             "its labels, like llama or gpt2."
         )
-
-
-def _asks_for_decoder(architecture: Any) -> bool:
-    """Whether the class tells its user to set is_decoder, because its attention is causal only then."""
-    return "is_decoder=True" in inspect.getsource(architecture.__init__)
 
 
 def _shifts_by_its_class(architecture: Any) -> bool:

@@ -12,6 +12,10 @@ from torch import nn
 from harness.recipe import Recipe, surprises_of_quantization
 from harness.training.toggles.scores import head_of
 
+QUANTIZED = ("Linear4bit", "Linear8bitLt", "ParametrizationList")
+"""The types of modules whose weight bitsandbytes quantized. Under FSDP the weight does not say it: it is a
+DTensor of 16-bit numbers, each of which holds four values."""
+
 
 def surprises_of_model(recipe: Recipe, model: nn.Module) -> list[str]:
     """Warnings about kernels, quantization and adapters of `model`, which model.build_model has built."""
@@ -57,7 +61,7 @@ def _left_in_16_bit(model: nn.Module) -> dict[str, int]:
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     head = head_of(model)
     other = {id(p) for table in [*tables, *([head] if head is not None else [])] for p in table.parameters()}
-    quantized = [module for module in model.modules() if _quantized(module)]
+    quantized = [module for module in model.modules() if type(module).__name__ in QUANTIZED]
     other |= {id(p) for module in quantized for p in module.parameters(recurse=False)}
     sizes: dict[str, int] = defaultdict(int)
     for name, parameter in model.named_parameters():
@@ -66,9 +70,3 @@ def _left_in_16_bit(model: nn.Module) -> dict[str, int]:
             path = name.replace(".base_layer", "")  # the layer that peft adapts
             sizes[".".join(path.rsplit(".", 2)[-2:])] += parameter.nbytes
     return sizes
-
-
-def _quantized(module: nn.Module) -> bool:
-    """Whether bitsandbytes quantized the module's weight. Its type says so; under FSDP the weight does not:
-    it is a DTensor of 16-bit numbers, each of which holds four values."""
-    return type(module).__name__ in ("Linear4bit", "Linear8bitLt", "ParametrizationList")

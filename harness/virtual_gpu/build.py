@@ -143,7 +143,8 @@ def libraries() -> list[Path]:
     if reason is not None or installed is None:
         raise InputError(reason or "PyTorch is not installed")
     parts = _parts(installed)
-    folder = _cache() / _key(installed)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(base) / "harness" / "virtual-gpu" / _key(installed)
     if not folder.is_dir():
         _build(installed, parts, folder)
     return [folder / name for name in parts]
@@ -160,21 +161,13 @@ def _parts(installed: Torch) -> dict[str, tuple[str, ...]]:
         f"libcupti.so.{major}": ("cupti.c",),
         "libnccl.so.2": ("nccl.c",),
         "libnvidia-ml.so.1": ("nvml.c",),
-        **{name: (f"{name[3:].partition('.')[0]}.c",) for name in _mathematics_libraries(installed)},
+        **{  # whose versions are not CUDA's: CUDA 13 has libcufft.so.12
+            path.name: (f"{name}.c",)
+            for name in ("cufft", "cusolver", "cusparse")
+            for path in sorted(installed.wheels.glob(f"*/lib/lib{name}.so.*"))
+        },
         CUDNN: ("cudnn.c",),
     }
-
-
-def _mathematics_libraries(installed: Torch) -> list[str]:
-    """File names of cuFFT, cuSOLVER and cuSPARSE. Their versions are not CUDA's: CUDA 13 has
-    libcufft.so.12."""
-    names = ("cufft", "cusolver", "cusparse")
-    return [path.name for name in names for path in sorted(installed.wheels.glob(f"*/lib/lib{name}.so.*"))]
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "harness" / "virtual-gpu"
 
 
 def _key(installed: Torch) -> str:
@@ -205,7 +198,10 @@ def _headers(installed: Torch) -> list[Path]:
 def _build(installed: Torch, parts: dict[str, tuple[str, ...]], folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_killed(folder.parent)
+        for killed in folder.parent.glob(f"{_building()}*-*"):  # as its process compiled
+            number = killed.name.removeprefix(_building()).partition("-")[0]
+            if number.isdecimal() and not Path("/proc", number).exists():
+                shutil.rmtree(killed, ignore_errors=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f"{_building()}{os.getpid()}-", dir=folder.parent))
     except OSError as error:
         raise InputError(
@@ -242,14 +238,6 @@ def _build(installed: Torch, parts: dict[str, tuple[str, ...]], folder: Path) ->
 def _building() -> str:
     """The beginning of the names of folders that this machine compiles in; the process number follows."""
     return f".building-{platform.node()}-"
-
-
-def _remove_killed(cache: Path) -> None:
-    """Remove the folders that processes of this machine left when they were killed while they compiled."""
-    for folder in cache.glob(f"{_building()}*-*"):
-        number = folder.name.removeprefix(_building()).partition("-")[0]
-        if number.isdecimal() and not Path("/proc", number).exists():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _compile(installed: Torch, name: str, sources: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:

@@ -123,16 +123,12 @@ def tried(
     status = run_watched(command, steps, folder, gpus, environment=environment, output=output)
     path = folder / "profile.json"
     profile = StepProfile.read(path) if path.is_file() else None
-    ran_out = (profile is not None and profile.oom is not None) or (
-        status != 0 and _SHORTAGE.search(_end_of(output)) is not None
-    )
+    ran_out = profile is not None and profile.oom is not None
+    if status and not ran_out:
+        with output.open("rb") as file:
+            file.seek(max(0, output.stat().st_size - MOST_OF_OUTPUT))
+            ran_out = _SHORTAGE.search(file.read()) is not None
     if not ran_out and (status != 0 or profile is None):
         how = f"the command ended with status {status}" if status else "no step of a training was found"
         raise InputError(f"with {value} {how}, and not out of memory. What it printed is in {output}.")
     return Try(value, profile, not ran_out, folder, profile and profile.step.time_s.median)
-
-
-def _end_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - MOST_OF_OUTPUT))
-        return file.read()

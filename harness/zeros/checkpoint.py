@@ -85,22 +85,16 @@ def write_checkpoint(config: Path, folder: Path) -> tuple[int, bool]:
         folder.mkdir(parents=True, exist_ok=True)
         size_bytes = write_weights(described, folder / WEIGHTS)
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-        if config.name == "config.json":
-            _copy_other_files(config, folder)
+        for path in config.parent.iterdir() if config.name == "config.json" else ():
+            is_written = path.name == config.name or path.name.endswith(OF_WEIGHTS)
+            if path.is_file() and not is_written and path.stat().st_size <= MOST_OF_A_FILE:
+                shutil.copyfile(path, folder / path.name)
         stands_in = not any((folder / name).exists() for name in TOKENIZER)
         if stands_in:
             write_tokenizer(described, folder)
     except OSError as error:
         raise InputError(f"--out {folder}: {error.strerror}. Give a folder that can be written.") from None
     return size_bytes, stands_in
-
-
-def _copy_other_files(config: Path, folder: Path) -> None:
-    """Copy to `folder` what is in the folder of `config` besides it, weights and large files."""
-    for path in config.parent.iterdir():
-        is_written = path.name == config.name or path.name.endswith(OF_WEIGHTS)
-        if path.is_file() and not is_written and path.stat().st_size <= MOST_OF_A_FILE:
-            shutil.copyfile(path, folder / path.name)
 
 
 def stand_in_folder(config: Path) -> Path:

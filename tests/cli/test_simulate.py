@@ -126,7 +126,7 @@ def test_what_is_written_is_there_when_nobody_reads_on(call: Call, monkeypatch: 
     def closed(*_: object, **__: object) -> None:
         raise RuntimeError("nobody reads on")
 
-    monkeypatch.setattr("harness.cli.estimates.simulate._show", closed)
+    monkeypatch.setattr("harness.cli.estimates.simulate.print_profile", closed)
     with suppress(RuntimeError):
         call("simulate", "tiny.yaml", "--out", "made")
     assert StepProfile.read(Path("made/profile.json")).complete

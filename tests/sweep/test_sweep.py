@@ -306,7 +306,7 @@ def test_whatever_goes_wrong_has_its_reason(monkeypatch: pytest.MonkeyPatch):
         def fails(*_: Any) -> StepProfile:
             raise error
 
-        monkeypatch.setattr(harness.sweep.cell, "_profile", fails)
+        monkeypatch.setattr(harness.sweep.cell, "measured", fails)
         return answer("measured", recipe, None)
 
     assert ending(InputError("no such thing.")).reason == "no such thing."

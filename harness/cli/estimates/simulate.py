@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from harness.allocator import allocator_settings
 from harness.cli.arguments import (
@@ -26,7 +25,7 @@ from harness.cli.exit_status import OUT_OF_MEMORY
 from harness.cli.terminal.profile_tables import print_profile
 from harness.cli.terminal.progress import Waiting
 from harness.cli.terminal.terminal import Terminal, say
-from harness.step_profile import StepProfile, explain_oom
+from harness.step_profile import explain_oom
 from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
 EXAMPLES = """
@@ -77,6 +76,7 @@ def simulate(
 ) -> None:
     """Run the training step on shape-only tensors: memory to the byte and estimated time, without a GPU."""
     from harness.answers import simulated
+    from harness.cli.terminal.peak import print_peak, print_verdict
     from harness.run_folder import RunFolder
 
     name, loaded, hardware = asked_for(recipe, overrides, memory)
@@ -95,20 +95,14 @@ def simulate(
             folder.write_snapshot(remembered.snapshot())
             folder.write_profile(profile)
         people = Terminal(stderr=as_json)
-        _show(people, name, profile, verbose=verbose)
+        print_verdict(people, name, profile)
+        print_profile(people, profile)
+        say(people, "")
+        print_peak(people, profile, verbose=verbose)
+        say(people, f"time is an estimate, kernel by kernel: {profile.provenance['calibration']}")
         if folder is not None:
             say(people, f"run folder: {folder.path}", whole=True)
     if as_json:
         print(profile.to_json())
     if profile.oom is not None:
         raise typer.Exit(complain(explain_oom(profile), OUT_OF_MEMORY))
-
-
-def _show(people: Console, name: str, profile: StepProfile, *, verbose: bool) -> None:
-    from harness.cli.terminal.peak import print_peak, print_verdict
-
-    print_verdict(people, name, profile)
-    print_profile(people, profile)
-    say(people, "")
-    print_peak(people, profile, verbose=verbose)
-    say(people, f"time is an estimate, kernel by kernel: {profile.provenance['calibration']}")

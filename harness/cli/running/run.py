@@ -110,7 +110,11 @@ def run(
     if loaded.distributed or gpus is not None or "RANK" in os.environ:
         loaded, place = _on_ranks(loaded, gpu, gpus)
     if gpu is not None:
-        _go_to_virtual_gpu(gpu, gpus or loaded.world_size)
+        from harness.virtual_gpu import Options, emulate, emulated_device
+
+        if emulated_device() != gpu.lower():  # this very command again, on virtual GPUs
+            command = [sys.executable, "-m", "harness", *sys.argv[1:]]
+            emulate(command, Options(gpu, gpus or loaded.world_size))
     how = eval_batches, eval_batch_size, eval_accumulation_steps, eval_loss_only, full_state_dict
     after = what_follows(loaded, phases, *how)
     from harness.cli.running.measuring import measured_with_progress
@@ -156,14 +160,6 @@ def _on_ranks(recipe: Recipe, gpu: str | None, gpus: int | None) -> "tuple[Recip
     if gpus is not None and (recipe.distributed or gpu is None):  # else one process sees so many virtual GPUs
         recipe = on_ranks(recipe, gpus, f"--gpus {gpus}")
     return recipe, None
-
-
-def _go_to_virtual_gpu(gpu: str, gpus: int) -> None:
-    """Run this very command again on virtual GPUs, unless it runs on them already."""
-    from harness.virtual_gpu import Options, emulate, emulated_device
-
-    if emulated_device() != gpu.lower():
-        emulate([sys.executable, "-m", "harness", *sys.argv[1:]], Options(gpu, gpus))
 
 
 def _status(profile: StepProfile, recipe: Recipe) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from harness.cli.arguments import AsJson, RecipeName, Track, one_of
 from harness.cli.exit_status import A_CELL_FAILED, INTERRUPTED
@@ -18,7 +18,7 @@ from harness.errors import InputError
 from harness.system import complain, quiet_libraries, stdout_kept_for_json, write_whole
 
 if TYPE_CHECKING:
-    from harness.sweep import Plan, RemoteLauncher, Row, Sweep
+    from harness.sweep import Plan, Row, Sweep
 
 
 EXAMPLES = """
@@ -93,8 +93,8 @@ def sweep(
     ] = False,
 ) -> None:
     """Change one field at a time, or all combinations: a table, curves, and the answer in a sentence."""
-    from harness.cli.terminal.sweep import print_sweep
-    from harness.sweep import default_folder, plan_sweep, sole_sweep_in, sweep_of
+    from harness.cli.terminal.sweep import SweepProgress, print_sweep
+    from harness.sweep import default_folder, plan_sweep, run_cells, sole_sweep_in, sweep_of
     from harness.track import tracker_names
 
     trackers = tracker_names(track or [])
@@ -117,6 +117,7 @@ def sweep(
     plan = plan_sweep(recipe, values or [], sources[kind], grid=grid)  # type: ignore[arg-type]
     folder = out or default_folder(plan)
     log, people = Terminal(stderr=True), Terminal(stderr=form is not None)
+    told = partial(say, log, whole=True)
     at_once = 1 if measure else jobs or max(1, (os.cpu_count() or 2) // 2)
     remote = None
     if launcher is not None:
@@ -124,7 +125,6 @@ def sweep(
 
         if measure and device is None:
             device = "cuda"  # a machine without one refuses its cells
-        told = partial(say, log, whole=True)
         remote = launcher_named(launcher, launcher_option or [], folder, plan.kind, device, told)
         at_once = jobs or (1 if device == "cpu" else remote.at_once)
     rows: list[Row] = []
@@ -132,8 +132,12 @@ def sweep(
     with sole_sweep_in(folder):
         _refuse_another_question(folder, plan)
         try:
-            with stdout_kept_for_json(form is not None or remote is not None):  # launchers print to it
-                _run(plan, folder, at_once, device, remote, log, rows)
+            kept = stdout_kept_for_json(form is not None or remote is not None)  # launchers print to it
+            cells = run_cells(plan, folder, at_once, device, remote, told)
+            with kept, SweepProgress(log, len(plan.cells)) as progress, closing(cells):
+                for row in cells:
+                    rows.append(row)
+                    progress.done(row)
         except KeyboardInterrupt:
             interrupted = True
         place = {id(cell): n for n, cell in enumerate(plan.cells)}
@@ -149,7 +153,12 @@ def sweep(
             if form is not None:
                 print(written[form], end="")
             say(people, f"sweep folder: {folder}", whole=True)
-            _tell(trackers, plan, rows, folder, log)
+            if trackers:
+                from harness.sweep import tracked_cells
+                from harness.track import track_all
+
+                files = [folder / name for name in ("report.html", "sweep.json", "sweep.csv")]
+                track_all(trackers, tracked_cells(plan, rows, folder, files), told)
     if interrupted:
         rest = f"{len(rows)} of {len(plan.cells)} cells are done; run the same command to go on"
         raise typer.Exit(complain(f"interrupted: {rest}", INTERRUPTED))
@@ -173,40 +182,6 @@ def _refuse_another_question(folder: Path, plan: Plan) -> None:
             f"--out {folder}: it has a {earlier.kind} sweep of {earlier.name} over "
             f"{', '.join(earlier.axes)}, another question than this one. Give another folder."
         )
-
-
-def _run(
-    plan: Plan,
-    folder: Path,
-    jobs: int,
-    device: str | None,
-    remote: RemoteLauncher | None,
-    log: Console,
-    rows: list[Row],
-) -> None:
-    """Run the cells, and add each to `rows` and show it when it is done."""
-    from harness.cli.terminal.sweep import SweepProgress
-    from harness.sweep import run_cells
-
-    with SweepProgress(log, len(plan.cells)) as progress:
-        finished = run_cells(plan, folder, jobs, device, remote, partial(say, log, whole=True))
-        try:
-            for row in finished:
-                rows.append(row)
-                progress.done(row)
-        finally:
-            finished.close()  # type: ignore[attr-defined]
-
-
-def _tell(trackers: list[str], plan: Plan, rows: list[Row], folder: Path, log: Console) -> None:
-    """Report the cells that this command ran to the trackers."""
-    if not trackers:
-        return
-    from harness.sweep import tracked_cells
-    from harness.track import track_all
-
-    files = [folder / name for name in ("report.html", "sweep.json", "sweep.csv")]
-    track_all(trackers, tracked_cells(plan, rows, folder, files), lambda words: say(log, words, whole=True))
 
 
 def _write(folder: Path, done: Sweep) -> dict[str, str]:

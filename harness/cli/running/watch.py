@@ -70,7 +70,8 @@ def watch(
     from harness.virtual_gpu import Options
     from harness.watching import parse_steps, parse_values, run_watched
 
-    name, people, trackers = _name(command), Terminal(stderr=True), tracker_names(track or [])
+    script = next((word for word in command if word.endswith(".py")), command[0] if command else "watch")
+    name, people, trackers = Path(script).stem, Terminal(stderr=True), tracker_names(track or [])
     folder, recorded = out or new_path(name), parse_steps(steps)
     devices = [None] if gpu is None else [Options(each.strip(), gpus) for each in gpu.split(",")]
     if fit is not None or len(devices) > 1:
@@ -111,7 +112,9 @@ def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
         print_verdict(people, "the program" if profile.ranks is None else "the rank that peaks", profile)
         if status > 128 and not profile.complete:
             own = folder_of_rank(folder, profile.ranks.peak_rank) if profile.ranks else path.parent
-            ended = f"the command was ended by signal {status - 128} in step {_next_step(own)}"
+            with (own / "log.jsonl").open("rb") as log:
+                step = sum(1 for _ in log) + 1
+            ended = f"the command was ended by signal {status - 128} in step {step}"
             complain(f"{ended}; the profile so far is marked incomplete", 1)
     if gpu is not None and profiles and all(profile.source != "emulated" for profile in profiles):
         complain(
@@ -120,15 +123,3 @@ def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
             1,
         )
     return bool(profiles)
-
-
-def _next_step(folder: Path) -> int:
-    """The number of the step after those in a run's log, counted from 1."""
-    with (folder / "log.jsonl").open("rb") as log:
-        return sum(1 for _ in log) + 1
-
-
-def _name(command: list[str]) -> str:
-    """The name of the run: that of the script, or else of the program."""
-    script = next((word for word in command if word.endswith(".py")), command[0] if command else "watch")
-    return Path(script).stem

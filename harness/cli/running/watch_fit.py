@@ -34,13 +34,31 @@ def watch_and_fit(
 
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"--out {folder}: it is not empty. Give a new folder.")
+    from harness.watching import expected_largest, largest_that_fits, tried, with_value
+
+    def tries(name: str, place: Path, options: Options | None, earlier: Sequence[Try]) -> list[Try]:
+        """What was tried on one device, in the order of the values, after what was tried on an `earlier` one;
+        one try where there are no values."""
+        if (some := values) is None:
+            return [tried(command, {}, 1, steps, place, options)]
+        found: list[Try] = []
+
+        def fits(value: int) -> bool:
+            words, variables = with_value(command, some, value)
+            attempt = tried(words, variables, value, steps, place / f"{some.name}-{value}", options)
+            found.append(attempt)
+            say(people, f"{name}, {some.name}={value}: {'fits' if attempt.fits else 'runs out of memory'}")
+            return attempt.fits
+
+        largest_that_fits(some, fits, lambda: expected_largest(found, earlier))
+        return sorted(found, key=lambda attempt: attempt.value)
+
     sentences: list[str] = []
     status = 0
     found: list[Try] = []
     for options in devices:
         name = "this machine" if options is None else options.gpu
-        place = folder if options is None else folder / name
-        found = _tries(people, command, steps, place, options, values, name, found)
+        found = tries(name, folder if options is None else folder / name, options, found)
         print_table(people, _table(name, found, values))
         largest = max((attempt.value for attempt in found if attempt.fits), default=None)
         status = status if largest is not None else OUT_OF_MEMORY
@@ -49,35 +67,6 @@ def watch_and_fit(
         say(people, sentence)
     say(people, f"run folders: {folder}", whole=True)
     return status
-
-
-def _tries(
-    people: Console,
-    command: Sequence[str],
-    steps: tuple[int, int],
-    folder: Path,
-    options: Options | None,
-    values: Values | None,
-    name: str,
-    earlier: Sequence[Try],
-) -> list[Try]:
-    """What was tried on one device, in the order of the values, after what was tried on an `earlier` one; one
-    try where there are no values."""
-    from harness.watching import expected_largest, largest_that_fits, tried, with_value
-
-    if values is None:
-        return [tried(command, {}, 1, steps, folder, options)]
-    found: list[Try] = []
-
-    def fits(value: int) -> bool:
-        words, variables = with_value(command, values, value)
-        attempt = tried(words, variables, value, steps, folder / f"{values.name}-{value}", options)
-        found.append(attempt)
-        say(people, f"{name}, {values.name}={value}: {'fits' if attempt.fits else 'runs out of memory'}")
-        return attempt.fits
-
-    largest_that_fits(values, fits, lambda: expected_largest(found, earlier))
-    return sorted(found, key=lambda attempt: attempt.value)
 
 
 def _table(name: str, found: Sequence[Try], values: Values | None) -> Table:

@@ -1,7 +1,6 @@
 """`harness report`: runs, profiles and snapshots as a page, as Markdown, CSV or pictures."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -88,13 +87,9 @@ def report(
         write_whole(out, text)
         written = [out]
     else:
-        target = out or _beside(paths)
+        is_run = len(paths) == 1 and os.path.isdir(paths[0])
+        target = out or (paths[0] / PAGE if is_run else Path(PAGE))
         write_report(runs, target)
         written = [target]
     for path in written:
         say(people, f"written: {path}", whole=True)
-
-
-def _beside(paths: Sequence[Path]) -> Path:
-    """Where the page goes by default: into the run's folder if there is one run with a folder, else here."""
-    return paths[0] / PAGE if len(paths) == 1 and os.path.isdir(paths[0]) else Path(PAGE)

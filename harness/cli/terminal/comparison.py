@@ -50,7 +50,7 @@ def print_summary(console: Console, comparisons: Sequence[Comparison]) -> None:
             f"{source} {'no peak' if (ratio := peak.ratio(source)) is None else f'{ratio:.4f}'}"
             for source in comparison.predictions
         )
-        reference = in_gib(_bytes(peak.values.get(comparison.reference)))
+        reference = in_gib(peak.values.get(comparison.reference))
         line = f"{comparison.name} on {comparison.hardware}: {comparison.reference} {reference}; {ratios}"
         say(console, line)
 
@@ -59,9 +59,5 @@ def _shown(value: float | None, row: Row) -> str:
     if value is None:
         return "-"
     if row.unit == "bytes":
-        return in_gib(_bytes(value))
+        return in_gib(value)
     return in_ms(value) if row.unit == "s" else f"{value:.4g}"
-
-
-def _bytes(value: float | None) -> int | None:
-    return None if value is None else int(value)

@@ -1,12 +1,12 @@
 """What `harness snapshot` shows of memory snapshots in the terminal. Imports no torch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from harness.cli.terminal.terminal import print_table, rows_table, say
 from harness.report import Section, Table
-from harness.snapshot import FEWEST_ENDS, Change, Growth, HeldDiff, Leaks
+from harness.snapshot import FEWEST_ENDS, HeldDiff, Leaks
 from harness.units import counted, in_gib
 
 MOST_ROWS = 12
@@ -49,7 +49,11 @@ def print_held_diff(console: Console, diff: HeldDiff, names: tuple[str, str]) ->
         if of_kind:
             total = sum(change.bytes for change in of_kind)
             say(console, f"{kind}: {counted(len(of_kind), 'stack')}, {_signed(total)}")
-            _print_changes(console, of_kind[:MOST_ROWS])
+        for change in of_kind[:MOST_ROWS]:
+            category, stack, place = change.holder
+            counts = f"{change.before.count:,} -> {change.after.count:,} allocations"
+            say(console, f"  {_signed(change.bytes)} of {category} at {place} ({counts})")
+            _print_stack(console, stack)
 
 
 def print_leaks(console: Console, leaks: Leaks) -> None:
@@ -71,21 +75,9 @@ def print_leaks(console: Console, leaks: Leaks) -> None:
     each = in_gib(leaks.grown_bytes // (len(leaks.ends) - 1))
     say(console, f"{counted(len(leaks.growths), 'stack')} grew, by {each} a step in all:")
     for growth in leaks.growths[:MOST_ROWS]:
-        _print_growth(console, growth, len(leaks.ends) - 1)
-
-
-def _print_growth(console: Console, growth: Growth, steps: int) -> None:
-    category, stack, place = growth.holder
-    each = in_gib(growth.total_bytes // steps)
-    say(console, f"  {each} a step of {category} at {place}: {growth.count:,} allocations at the end")
-    _print_stack(console, stack)
-
-
-def _print_changes(console: Console, changes: Iterable[Change]) -> None:
-    for change in changes:
-        category, stack, place = change.holder
-        counts = f"{change.before.count:,} -> {change.after.count:,} allocations"
-        say(console, f"  {_signed(change.bytes)} of {category} at {place} ({counts})")
+        category, stack, place = growth.holder
+        each = in_gib(growth.total_bytes // (len(leaks.ends) - 1))
+        say(console, f"  {each} a step of {category} at {place}: {growth.count:,} allocations at the end")
         _print_stack(console, stack)
 
 

@@ -61,42 +61,12 @@ class _How(NamedTuple):
 def flash_attention(version: int) -> FlashAttention:
     """The functions of flash-attn `version` 2 or 3 (which has no dropout), on shape-only tensors."""
 
-    def run(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        starts: Tensor | None,
-        longest: int,
-        dropout_p: float,
-        causal: bool,
-        window_size: tuple[int, int],
-        softcap: float,
-        deterministic: bool,
-    ) -> Tensor:
-        # a window over all keys is none (flash_api.cpp, mha_fwd)
-        local = 0 <= window_size[0] < longest - 1
-        how = _How(starts, longest, dropout_p, causal, local, softcap > 0, deterministic, version)
-        return _Function.apply(q, k, v, how)
-
-    def dense(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dropout_p: float = 0.0,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        deterministic: bool = False,
-    ) -> Tensor:
-        return run(q, k, v, None, k.shape[1], dropout_p, causal, window_size, softcap, deterministic)
-
     def varlen(
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
+        cu_seqlens_q: Tensor | None,
+        cu_seqlens_k: Tensor | None,
         max_seqlen_q: int,
         max_seqlen_k: int,
         dropout_p: float = 0.0,
@@ -106,9 +76,13 @@ def flash_attention(version: int) -> FlashAttention:
         softcap: float = 0.0,
         deterministic: bool = False,
     ) -> Tensor:
-        return run(
-            q, k, v, cu_seqlens_q, max_seqlen_k, dropout_p, causal, window_size, softcap, deterministic
-        )
+        # a window over all keys is none (flash_api.cpp, mha_fwd)
+        local = 0 <= window_size[0] < max_seqlen_k - 1
+        settings = dropout_p, causal, local, softcap > 0, deterministic, version
+        return _Function.apply(q, k, v, _How(cu_seqlens_q, max_seqlen_k, *settings))
+
+    def dense(q: Tensor, k: Tensor, v: Tensor, *settings: Any, **named: Any) -> Tensor:
+        return varlen(q, k, v, None, None, q.shape[1], k.shape[1], *settings, **named)
 
     return FlashAttention(dense, varlen)
 
@@ -142,21 +116,14 @@ class _Function(torch.autograd.Function):
 
 
 def _made(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    starts: Tensor | None,
-    longest: int,
-    dropout_p: float,
-    causal: bool,
-    local: bool,
-    version: int,
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, the log-sum-exp of the scores, and (version 2) seed and offset of the random numbers."""
+    """The output, the log-sum-exp of the scores, and (version 2, the last of the operator's arguments) seed
+    and offset of the random numbers."""
     heads = query.shape[-2]
     shape = (query.shape[0], heads, query.shape[1]) if starts is None else (heads, query.shape[0])
     sums = query.new_empty(shape, dtype=torch.float32)
-    random_state = query.new_empty(2 if version == 2 else 0, dtype=torch.int64)
+    random_state = query.new_empty(2 if settings[-1] == 2 else 0, dtype=torch.int64)
     return query.new_empty((*query.shape[:-1], value.shape[-1])), sums, random_state
 
 

@@ -1,7 +1,7 @@
 """The interface between a sweep and what answers its cells, and the loop over it. Imports no torch."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,7 +63,7 @@ class RemoteLauncher(Launcher, Protocol):
 
 def outcomes(
     launcher: Launcher, questions: Iterable[Question], at_once: int, tell: Callable[[str], None]
-) -> Iterator[tuple[Question, Outcome]]:
+) -> Generator[tuple[Question, Outcome]]:
     """Every question with its outcome, as soon as that is known; `at_once` cells run at the same time.
 
     A cell that was lost is started again, TRIES times in all, and `tell` is called with a sentence about it.

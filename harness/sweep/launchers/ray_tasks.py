@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness.errors import InputError, needed
+from harness.errors import InputError, first_line, needed
 from harness.sweep.cell import Outcome
 from harness.sweep.launchers.launcher import Lost, Question
-from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assignment, first_line, read_answer
+from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assignment, read_answer
 
 ADDRESS = "address"
 """The option that names the cluster; without it, it is RAY_ADDRESS or this machine's."""

@@ -101,9 +101,3 @@ def _difference(task: Assignment) -> str | None:
         f"{platform.node()} would answer another question than was asked: other there is "
         f"{', '.join(different)}. Install the same on all machines, or share one environment among them"
     )
-
-
-def first_line(error: object) -> str:
-    """The first line of an engine's error, without the full stop."""
-    lines = (line.strip() for line in str(error).splitlines() if line.strip())
-    return next(lines, type(error).__name__).rstrip(". ")

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import InputError, needed
+from harness.errors import InputError, first_line, needed
 from harness.sweep.cell import Outcome
 from harness.sweep.launchers.launcher import Lost, Question
-from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assignment, first_line, read_answer
+from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assignment, read_answer
 
 CLUSTER = "cluster"
 """The option that chooses among submitit's executors."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from harness.errors import InputError, MissingDependency, is_out_of_memory, nearest
+from harness.errors import InputError, MissingDependency, first_line, is_out_of_memory, nearest
 from harness.recipe import Recipe, shown
-from harness.training.model_config import first_line, shapes_of
+from harness.training.model_config import shapes_of
 from harness.training.toggles import Problem
 from harness.training.toggles.vision import not_adapted
 

@@ -31,7 +31,8 @@ class SteppedCopy(OfOthers):
         if not self._host:
             return tensor.to(dtype, copy=True)
         copy = to_host(tensor)
-        _wait_for(tensor.device)
+        if tensor.device.type not in ("cpu", "meta"):  # before, the host may not read the copy
+            torch.accelerator.current_stream(tensor.device).synchronize()
         with on_host():  # the cast is on the host: in one copy with a cast, torch would cast on the GPU first
             return copy.to(dtype)
 
@@ -80,9 +81,3 @@ class SteppedCopy(OfOthers):
         restore_state(self._inner, state_dict["inner"])
         for copy, saved in zip(self._copies, state_dict["copies"], strict=True):
             copy.copy_(saved)
-
-
-def _wait_for(device: torch.device) -> None:
-    """Wait for the copies to the host that `device` has queued: before, the host may not read them."""
-    if device.type not in ("cpu", "meta"):
-        torch.accelerator.current_stream(device).synchronize()
