@@ -53,6 +53,7 @@ thread_local SeenKind seen_kinds[SEEN];
 thread_local SeenKnown seen_known[SEEN];
 
 thread_local std::vector<Touch> touches;  // of the operator that runs
+thread_local double missed_now;           // the share of its bytes that it waits for memory for
 
 struct Context : at::ObserverContext {
   static void operator delete(void*) {}  // each thread has one, which is never freed
@@ -249,7 +250,8 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
   touches.clear();
   int argument = 0;
   for (const IValue& value : function.inputs()) touch(value, argument++);
-  virtual_gpu_begin_operator(found.what, missed_share(found.what));
+  missed_now = missed_share(found.what);
+  virtual_gpu_begin_operator(found.what, missed_now);
   return std::unique_ptr<at::ObserverContext>(&context);
 }
 
@@ -257,14 +259,14 @@ void end(const at::RecordFunction& function, at::ObserverContext* ours) {
   if (!ours) return;
   Operation* what = known_now->what;
   if (virtual_gpu_end_operator()) {
-    bool is_first = what->took_ns < 0;
-    if (is_first) {
+    if (what->took_ns < 0) {
       int64_t stopped = virtual_gpu_stop_clock();
       at::RecordFunctionGuard unseen(false);  // profilers shall not see the operators that estimating runs
       estimate(what, known_now->inputs.c_str(), virtual_gpu_products());
       virtual_gpu_go_on(stopped);
+      missed_now = missed_share(what);
     }
-    virtual_gpu_place_pending(is_first ? missed_share(what) : 0);
+    virtual_gpu_place_pending(missed_now);
   }
   see_results(what, function.outputs());
   is_inside = false;
