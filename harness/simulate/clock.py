@@ -13,7 +13,6 @@ from harness.hardware import Hardware
 from harness.kernel_time import KernelKind, range_of, transfer
 from harness.kernels import NOTHING, Cost, KernelClass, Step, operator_cost
 from harness.recipe import Recipe
-from harness.simulate.l2_cache import Again, L2Cache
 from harness.snapshot import by_kind_of_module
 from harness.step_profile import PhaseStats, StepStats, TimeStats, utilization
 
@@ -64,7 +63,6 @@ class SimulatedTime:
         """By phase and path of the module: the time that the device worked."""
         self.taken_s: dict[str, float] = {}
         """By phase of this step: the time from its beginning until everything launched in it is done."""
-        self._cache = L2Cache(hardware)
         self._began_s = 0.0
         """The moment at which the present phase began."""
         self._kinds_s: dict[str, dict[KernelKind, float]] = defaultdict(lambda: defaultdict(float))
@@ -127,17 +125,16 @@ class SimulatedTime:
         return operator_cost(self.hardware, func, args, kwargs, out, script)
 
     def launch(
-        self, cost: Cost, reads: Sequence[int] = (), module: str = "", touches: Sequence[Again] = ()
+        self, cost: Cost, reads: Sequence[int] = (), module: str = "", held_share: float | None = None
     ) -> None:
         """Launch one operator of `module` that takes `cost`. It begins when the storages that it `reads` have
-        arrived over the link, and finds in the L2 cache what is left there of what it `touches`."""
+        arrived over the link. `held_share`: of the bytes that it moves, which the L2 cache holds; None: as in
+        a benchmark that repeats it."""
         if cost is NOTHING:
             return
         flops, moved, compute_s, memory_s, before_s, kind, kernel_class, held_s, missed_s = cost
-        if touches:
-            share = self._cache.held_share(touches)
-            if missed_s:
-                memory_s = missed_s - share * (missed_s - held_s)
+        if missed_s and held_share is not None:
+            memory_s = missed_s - held_share * (missed_s - held_s)
         self._host_s += self._host_op_s
         phase, begins_s = self.phase, max(self._host_s, self._arrival(reads)) if reads else self._host_s
         busy_s = max(compute_s, memory_s - before_s)

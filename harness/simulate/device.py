@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from harness.kernel_time import cache_room
 from harness.kernels import (
     Free,
     Keep,
@@ -22,7 +23,7 @@ from harness.simulate.cuda.behaviour import CudaRules
 from harness.simulate.cuda.communication import KINDS, WAIT, Communication
 from harness.simulate.cuda.divided_lists import on_local_parts
 from harness.simulate.cuda.shape_cache import VIEW, Call, tensors_in
-from harness.simulate.l2_cache import SHARED_BYTES, Again, TouchedTensor, touched_tensors
+from harness.simulate.l2_cache import SHARED_BYTES, Again, L2Cache, TouchedTensor, touched_tensors
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
 
@@ -55,6 +56,8 @@ class SimulatedDevice(StorageTracker):
         self._touched: dict[int, int] = {}
         """What operators have touched, by place: the value of `_touched_bytes` after the last time."""
         self._touched_bytes = 0
+        self._rooms = [cache_room(clock.hardware) for clock in self.clocks]
+        self._caches = {room: L2Cache(room) for room in self._rooms}
         self._workspaces: set[tuple[str, bool]] = set()
         """The workspaces that exist, by library and whether the thread is autograd's."""
 
@@ -83,6 +86,7 @@ class SimulatedDevice(StorageTracker):
         if call.script:
             self._play(call.script, func, out)
         if self.recorded:
+            self._see(out, func)
             self._take_time(call, func, args, kwargs, out)
         if "c10d" in func.namespace:
             self._communicate(operator_name(func), args, out)
@@ -95,17 +99,22 @@ class SimulatedDevice(StorageTracker):
             call.cost = [clock.cost(func, args, kwargs, out, script) for clock in self.clocks]
             moves = call.cost[0].bytes_moved
             call.tensors = touched_tensors(func, args, kwargs, out) if moves else []
-        touches = self._touch(call.tensors, (args, kwargs, out)) if call.tensors else ()
-        self._clock(call.cost, func, args, touches)
+        shares: list[float | None] = [None] * len(self.clocks)
+        if call.tensors:
+            touches = self._touch(call.tensors, (args, kwargs, out))
+            by_room = {room: cache.held_share(touches) for room, cache in self._caches.items()}
+            shares = [by_room[room] for room in self._rooms]
+        self._clock(call.cost, func, args, shares)
 
     def _touch(self, tensors: Sequence[TouchedTensor], of_call: tuple[Any, ...]) -> list[Again]:
         """Note what an operator touches. Returns how long ago each of its tensors was touched before."""
-        self._see(of_call[2], "out")
         keys, blocks, last = self._keys, self.memory.blocks, self._touched
         found: list[tuple[int, TouchedTensor]] = []
+        total = self._touched_bytes
         for tensor in tensors:
+            path, size_bytes, _, _ = tensor
             value: Any = of_call
-            for step in tensor.path:
+            for step in path:
                 value = value[step]
             block = blocks.get(keys.get(value.untyped_storage()._cdata, -1))
             if block is not None:  # it is not the host's
@@ -113,8 +122,8 @@ class SimulatedDevice(StorageTracker):
                 if block.size > SHARED_BYTES:
                     place += value.storage_offset() * value.element_size()
                 found.append((place, tensor))
-                self._touched_bytes += tensor.size_bytes
-        total = self._touched_bytes
+                total += size_bytes
+        self._touched_bytes = total
         again = [(total - last.get(place, -inf), tensor) for place, tensor in found]
         for place, _ in found:
             last[place] = total
@@ -132,20 +141,28 @@ class SimulatedDevice(StorageTracker):
         elif name == WAIT:
             self.communication.waited(args[0])
 
-    def _clock(self, costs: Sequence[Cost], func: Any, args: Any, touches: Sequence[Again]) -> None:
+    def _clock(
+        self, costs: Sequence[Cost], func: Any, args: Any, held_shares: Sequence[float | None]
+    ) -> None:
         """Let each clock take the time of an operator: a kernel, a copy over the link, work of the host."""
         backward = self.memory.phase == "backward"
         module = self.memory.module or (self.paths.of_last_node if backward else "")
         recomputing = backward and self.paths.in_module
-        for clock, cost in zip(self.clocks, costs, strict=True):
+        for clock, cost, held_share in zip(self.clocks, costs, held_shares, strict=True):
             clock.recomputing = recomputing
             if self.on_host:
-                self._clock_with_host(clock, cost, func, args, module, touches)
+                self._clock_with_host(clock, cost, func, args, module, held_share)
             else:
-                clock.launch(cost, module=module, touches=touches)
+                clock.launch(cost, module=module, held_share=held_share)
 
     def _clock_with_host(
-        self, clock: SimulatedTime, cost: Cost, func: Any, args: Any, module: str, touches: Sequence[Again]
+        self,
+        clock: SimulatedTime,
+        cost: Cost,
+        func: Any,
+        args: Any,
+        module: str,
+        held_share: float | None,
     ) -> None:
         """The same of one clock, where some storages are in the host's memory."""
         given = [key for tensor in tensors_in(args) if (key := self.key_of(tensor)) is not None]
@@ -156,7 +173,7 @@ class SimulatedDevice(StorageTracker):
         elif there and all(there):
             clock.work_on_host(cost, given)
         else:  # unified memory (paged optimizers) stays on the device while there is room
-            clock.launch(cost, given, module, touches)
+            clock.launch(cost, given, module, held_share)
 
     def gone(self, key: int) -> None:
         """See StorageTracker.gone."""

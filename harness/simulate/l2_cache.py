@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from harness.hardware import Hardware
-from harness.kernel_time import cache_room
+from harness.kernel_time import CacheRoom
 from harness.kernels import accesses, given_results, tensor_bytes
 
 SMALLEST_BYTES = 32 * 1024
@@ -61,10 +60,10 @@ operator included, and infinitely many where it never was."""
 
 
 class L2Cache:
-    """The cache of one device."""
+    """The cache of one device, or of several with as much room."""
 
-    def __init__(self, hardware: Hardware) -> None:
-        self._room_bytes, self._evicted = cache_room(hardware)
+    def __init__(self, room: CacheRoom) -> None:
+        self._room_bytes, self._evicted = room
         self._filled_bytes = self._dirty_bytes = 0.0
         """What was brought into the cache of late, and what of it was written."""
 

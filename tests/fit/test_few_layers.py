@@ -41,9 +41,13 @@ OFFLOADED = {"max_grad_norm": 1.0, "offload": ["activations"]}
 
 
 @pytest.mark.parametrize("fields", [{}, pytest.param(OFFLOADED, marks=long)], ids=str)
-def test_memory_and_time_are_those_of_all_layers(tmp_path: Path, fields: dict[str, Any]) -> None:
-    recipe = deep(tmp_path, **fields)
-    few, all_layers = Simulations(H100, few_layers=True), Simulations(H100)
+@pytest.mark.parametrize("device", ["h100", "v100-32gb"])
+def test_memory_and_time_are_those_of_all_layers(tmp_path: Path, device: str, fields: dict[str, Any]) -> None:
+    """Kernel by kernel where nothing is known of the L2 cache. On an H100 more of few layers stays in it than
+    of all, and the step takes nearly as long."""
+    hardware = find_hardware(device)
+    recipe = deep(tmp_path, precision="bf16" if device == "h100" else "fp32", **fields)
+    few, all_layers = Simulations(hardware, few_layers=True), Simulations(hardware)
     by_few = few.timed(recipe)
     piece = few.formula(recipe).knowing(point_of(recipe))
     assert piece is not None
@@ -53,7 +57,8 @@ def test_memory_and_time_are_those_of_all_layers(tmp_path: Path, fields: dict[st
     for name, stats in whole.phases.items():
         assert by_few.phases[name].peak_allocated_bytes == stats.peak_allocated_bytes
         assert by_few.phases[name].peak_reserved_bytes == stats.peak_reserved_bytes
-        assert by_few.phases[name].kernels_s == pytest.approx(stats.kernels_s, rel=1e-6)
+        if device != "h100":
+            assert by_few.phases[name].kernels_s == pytest.approx(stats.kernels_s, rel=1e-6)
     assert by_few.memory.host_bytes == whole.memory.host_bytes
     expected = whole.step.model_dump(exclude={"time_s"}, exclude_none=True)
     assert by_few.step.model_dump(exclude={"time_s"}, exclude_none=True) == pytest.approx(expected, rel=1e-3)

@@ -17,7 +17,7 @@ from harness.simulate.l2_cache import SMALLEST_BYTES, L2Cache, TouchedTensor, to
 
 MIB = 2**20
 CARD = find_hardware("l40s")
-ROOM = cache_room(CARD).size_bytes
+ROOM = cache_room(CARD)
 
 
 def touch(size_bytes: int, how: str) -> TouchedTensor:
@@ -27,7 +27,7 @@ def touch(size_bytes: int, how: str) -> TouchedTensor:
 @pytest.mark.parametrize("mib", [16, 40, 60, 80, 400])
 def test_a_kernel_that_is_repeated_finds_what_was_fitted_to_benchmarks(mib: int) -> None:
     """Each time it reads one tensor and writes another, both of which it touched the time before."""
-    cache, half = L2Cache(CARD), mib * MIB // 2
+    cache, half = L2Cache(ROOM), mib * MIB // 2
     for _ in range(200):
         share = cache.held_share([(mib * MIB, touch(half, "r")), (mib * MIB, touch(half, "w"))])
     fitted = held_bytes(SCALARS, memory_figures(CARD), memory_of(CARD, "elementwise"), mib * MIB)
@@ -35,14 +35,14 @@ def test_a_kernel_that_is_repeated_finds_what_was_fitted_to_benchmarks(mib: int)
 
 
 def test_what_was_written_long_ago_is_read_from_memory() -> None:
-    cache = L2Cache(CARD)
+    cache = L2Cache(ROOM)
     assert cache.held_share([(math.inf, touch(MIB, "r")), (MIB, touch(MIB, "w"))]) == 0.5
-    assert cache.held_share([(ROOM, touch(MIB, "r")), (ROOM, touch(MIB, "w"))]) == 1
+    assert cache.held_share([(ROOM.size_bytes, touch(MIB, "r")), (ROOM.size_bytes, touch(MIB, "w"))]) == 1
 
 
 def test_results_evict_what_was_only_read_at_no_cost() -> None:
     """Weights that products have read need not be written back, as the results of others have to be."""
-    after_weights, after_results = L2Cache(CARD), L2Cache(CARD)
+    after_weights, after_results = L2Cache(ROOM), L2Cache(ROOM)
     after_weights.held_share([(math.inf, touch(1000 * MIB, "r"))])
     after_results.held_share([(math.inf, touch(1000 * MIB, "w"))])
     fresh = [(math.inf, touch(MIB, "w"))]
@@ -51,7 +51,7 @@ def test_results_evict_what_was_only_read_at_no_cost() -> None:
 
 
 def test_a_card_without_measurements_of_its_cache_holds_nothing() -> None:
-    assert L2Cache(find_hardware("v100-32gb")).held_share([(MIB, touch(MIB, "r"))]) == 0
+    assert L2Cache(cache_room(find_hardware("v100-32gb"))).held_share([(MIB, touch(MIB, "r"))]) == 0
 
 
 def test_what_an_operator_touches() -> None:
