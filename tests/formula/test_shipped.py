@@ -78,5 +78,6 @@ def test_it_says_what_a_simulation_says(file: Path) -> None:
         for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_phase"):
             assert getattr(told.memory, name) == getattr(simulated.memory, name), name
         if told.step.tokens_per_s is not None:
-            assert told.step.tokens_per_s == pytest.approx(simulated.step.tokens_per_s)
+            # `fit` learns times of few layers: tests/fit/test_few_layers.py says how near they are
+            assert told.step.tokens_per_s == pytest.approx(simulated.step.tokens_per_s, rel=1e-3)
     assert point_of(recipe) in [tuple(point) for piece in found["pieces"] for point in piece["points"]]
