@@ -33,7 +33,7 @@ from benchmarks.time.kernel_rows import AT_THE_LIMIT, KINDS, MACHINES, KernelRow
 from benchmarks.time.residuals import residuals
 from harness.hardware.roofline import sent_share
 from harness.kernel_time.estimates import memory_figures, wire_s
-from harness.kernel_time.memory_kernels import Memory, held_bytes, memory_bound_s, memory_s
+from harness.kernel_time.memory_kernels import Memory, held_bytes, memory_s
 from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import FILE
 from harness.system.files import write_whole
@@ -137,10 +137,7 @@ def fit_memory(rows: Sequence[KernelRow], neusight: Path | None) -> dict[str, An
                 rate = min(1.0, float(np.median(reached[large & ~kept])))
                 fitted = _beyond_the_cache(rate, found[capability].get("elementwise"))
                 large &= kept
-            estimated = [
-                max(made(SCALARS, device, fitted, size) for made in (memory_s, memory_bound_s))
-                for size in sizes[large]
-            ]
+            estimated = [memory_s(SCALARS, device, fitted, size) for size in sizes[large]]
             found[capability][kind] = {
                 "fitted": fitted,
                 "source": source,

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from harness.hardware import Hardware, sent_share
 from harness.kernel_time.fused_attention import Direction, attention_flops, attention_s
-from harness.kernel_time.memory_kernels import Memory, memory_bound_s, memory_s
+from harness.kernel_time.memory_kernels import Memory, memory_s
 from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import (
     Spread,
@@ -154,11 +154,8 @@ def memory(
     calibration = hardware.calibration
     if calibration.memory_fraction is not None:
         return bytes_moved / _flat_bandwidth(hardware)
-    fitted = memory_of(hardware, kind)
-    device = memory_figures(hardware)
-    moved = bytes_moved, launches, held_share
-    seconds = memory_s(SCALARS, device, fitted, *moved) * calibration.memory_scale
-    return max(seconds, memory_bound_s(SCALARS, device, fitted, *moved))
+    fitted, device, scale = memory_of(hardware, kind), memory_figures(hardware), calibration.memory_scale
+    return memory_s(SCALARS, device, fitted, bytes_moved, launches, held_share, scale)
 
 
 class CacheRoom(NamedTuple):

@@ -59,26 +59,14 @@ def memory_s(
     bytes_moved: Any,
     launches: Any = 1,
     held_share: float | None = None,
+    scale: float = 1.0,
 ) -> Any:
-    """Seconds of `launches` kernels that move `bytes_moved` together, evenly. For `held_share` see
-    held_bytes."""
+    """Seconds of `launches` kernels that move `bytes_moved` together, evenly: `scale` times what was fitted.
+    They are no faster than the datasheet's bandwidth lets the bytes pass that the cache does not hold. For
+    `held_share` see held_bytes."""
     of_one = bytes_moved / numbers.maximum(launches, 1)
     held = held_bytes(numbers, memory, fitted, of_one, held_share)
     in_cache_s = held / (memory.fp32_flops_per_s * fitted["l2_bytes_per_flop"])
     beyond_s = (of_one - held) / (memory.bytes_per_s * fitted["rate"])
-    return launches * (fitted["launch_us"] * 1e-6 + in_cache_s + beyond_s)
-
-
-def memory_bound_s(
-    numbers: Numbers,
-    memory: Memory,
-    fitted: Mapping[str, float],
-    bytes_moved: Any,
-    launches: Any = 1,
-    held_share: float | None = None,
-) -> Any:
-    """The seconds that no such kernel can be faster than: those of the bytes that the cache does not hold, at
-    the datasheet's bandwidth."""
-    of_one = bytes_moved / numbers.maximum(launches, 1)
-    held = held_bytes(numbers, memory, fitted, of_one, held_share)
-    return launches * (of_one - held) / memory.bytes_per_s
+    seconds = (fitted["launch_us"] * 1e-6 + in_cache_s + beyond_s) * scale
+    return launches * numbers.maximum(seconds, (of_one - held) / memory.bytes_per_s)

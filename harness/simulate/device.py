@@ -7,16 +7,7 @@ from typing import Any
 import torch
 
 from harness.kernel_time import cache_room
-from harness.kernels import (
-    Free,
-    Keep,
-    Output,
-    Step,
-    Take,
-    Unknown,
-    operator_name,
-    script_of,
-)
+from harness.kernels import Free, Keep, Output, Step, Take, Unknown, operator_name, script_of
 from harness.observe import StorageTracker
 from harness.simulate.clock import Cost, SimulatedTime, is_on_device
 from harness.simulate.cuda.behaviour import CudaRules
@@ -56,6 +47,7 @@ class SimulatedDevice(StorageTracker):
         self._touched: dict[int, int] = {}
         """What operators have touched, by place: the value of `_touched_bytes` after the last time."""
         self._touched_bytes = 0
+        # the room of each clock's device, and one account for all devices with as much
         self._rooms = [cache_room(clock.hardware) for clock in self.clocks]
         self._caches = {room: L2Cache(room) for room in self._rooms}
         self._workspaces: set[tuple[str, bool]] = set()

@@ -116,14 +116,21 @@ class _Function(torch.autograd.Function):
 
 
 def _made(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor | None, *settings: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor | None,
+    longest: int,
+    dropout_p: float,
+    causal: bool,
+    local: bool,
+    version: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, the log-sum-exp of the scores, and (version 2, the last of the operator's arguments) seed
-    and offset of the random numbers."""
+    """The output, the log-sum-exp of the scores, and (version 2) seed and offset of the random numbers."""
     heads = query.shape[-2]
     shape = (query.shape[0], heads, query.shape[1]) if starts is None else (heads, query.shape[0])
     sums = query.new_empty(shape, dtype=torch.float32)
-    random_state = query.new_empty(2 if settings[-1] == 2 else 0, dtype=torch.int64)
+    random_state = query.new_empty(2 if version == 2 else 0, dtype=torch.int64)
     return query.new_empty((*query.shape[:-1], value.shape[-1])), sums, random_state
 
 
