@@ -85,6 +85,7 @@ VIRTUAL_GPU = (
 MANY = (
     "tests/benchmarks/test_cards.py::test_a_simulation_says_so_today",
     "tests/benchmarks/test_questions.py",
+    "tests/browser",
     *VIRTUAL_GPU,
 )
 """Those that take as long as several others: PART takes every fourth of their tests, and of those that files
