@@ -72,8 +72,17 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         ],
         range(1, 6),
     )
+    step = markdown_table(
+        ("kernels", "measured, us", "estimated", "error"),
+        [
+            (row["what"], f"{row['measured_us']:,}", f"{row['estimated_us']:,.0f}", f"{row['error']:+.1%}")
+            for row in found["step_kernels"]
+        ],
+        range(1, 4),
+    )
     return {
         "kernels": kernels,
+        "step": step,
         "runs": runs,
         "misses": _misses(found["runs"]),
         "recipes": _recipes(found["recipes"]),

@@ -23,12 +23,19 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 
-from harness.hardware.hardware import find_hardware
+from benchmarks.time.kernel_rows import device_of
 from harness.kernel_time.estimates import bound_s
 
 FILE = Path(__file__).with_name("aiconfigurator.csv")
-DEVICES = {"l40s": "l40s", "h200_sxm": "h200", "b200_sxm": "b200", "rtx_pro_6000_server": "rtx-pro-6000"}
-"""Folders, and the names that their devices have here."""
+DEVICES = {
+    "l40s": "l40s",
+    "h100_sxm": "h100-cuda13",
+    "h200_sxm": "h200-cuda13",
+    "b200_sxm": "b200",
+    "rtx_pro_6000_server": "rtx-pro-6000",
+}
+"""Folders, and the names that their devices have here. All servers run on CUDA 13; it is said where vidur has
+measured the same chip with an earlier one."""
 RELEASES = {"sglang": "0.5.14", "trtllm": "1.3.0rc20", "vllm": "0.24.0"}
 FEWEST_ROWS = 128
 """Products with fewer are left out."""
@@ -48,7 +55,8 @@ def read(folder: Path, file: str, servers: Iterable[str] = RELEASES) -> Iterator
 def products(folder: Path, device: str) -> Rows:
     """Milliseconds by rows, outputs and inputs."""
     found: Rows = defaultdict(list)
-    hardware = find_hardware(device)
+    hardware = device_of(device)
+    assert hardware is not None, device
     for row in read(folder / "gemm", "gemm_perf.parquet"):
         m, n, k = row["m"], row["n"], row["k"]
         flops, moved = 2 * m * n * k, 2 * (m * n + n * k + m * k)

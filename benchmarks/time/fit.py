@@ -56,6 +56,9 @@ USUAL_LAUNCH_US = 2.0
 """Of kernels that were measured with the time between launches: as vidur's smallest."""
 VIDUR, NEUSIGHT = "microsoft/vidur (MIT)", "trsharm25/NeuSight (MIT)"
 AICONFIGURATOR = "ai-dynamo/aiconfigurator (Apache-2.0)"
+NEWER = "h100-cuda13"
+"""A device of vidur's whose products are fitted once more, to those of later libraries: they are faster. The
+A100's steps take the time of vidur's (docs/time.md), those of aiconfigurator's bursts are shorter."""
 NEUSIGHT_DEVICES = {
     "NVIDIA A100 80GB PCIe": ("8.0", Memory(1.935e12, 40 * 2**20, 19.5e12)),
     "Tesla V100-PCIE-32GB": ("7.0", Memory(900e9, 6 * 2**20, 14.0e12)),
@@ -378,9 +381,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     rows, others, document = read_rows(given.compute), read_rows(OTHER_DEVICES), {}
     known = {_capability(row) for row in rows}
-    new = [row for row in others if _capability(row) not in known]
+    new = [row for row in others if _capability(row) not in known or row.device == NEWER]
     names = {row.device for row in (*rows, *new) if not row.is_collective}
-    measured = sorted(found.name for found in map(device_of, names) if found)
+    measured = sorted({found.name for found in map(device_of, names) if found})
     if FILE.exists():
         document = json.loads(FILE.read_text(encoding="utf-8"))
     parts: dict[str, Callable[[], Any]] = {

@@ -97,7 +97,7 @@ def fit_products(
     num_rows: int,
     devices: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """By compute capability: parameters, source, count, residuals of the shapes kept aside."""
+    """By `_key`: parameters, source, count, residuals of the shapes kept aside."""
     by_device: dict[str, list[KernelRow]] = defaultdict(list)
     sources: dict[str, str] = {}
     for source, rows in by_source.items():
@@ -111,24 +111,32 @@ def fit_products(
         hardware = device_of(name)
         if hardware is None:
             continue
-        capability = hardware.datasheet.compute_capability
-        chips[name] = capability, chip(hardware)
-        if devices and name not in devices and capability in found:
+        key = _key(name, hardware)
+        chips[name] = key, chip(hardware)
+        if devices and name not in devices and key in found:
             continue
-        there = found.get(capability, {}).get("fitted")
+        there = found.get(key, {}).get("fitted")
         fit = [row for row in all_rows if not aside(row) and row.m >= FEWEST_ROWS]
         fitted = _fit_one(chip(hardware), fit, there, steps, num_rows, name)
-        found[capability] = {"fitted": fitted, "device": name, "count": len(fit)}
-    for name, (capability, device) in chips.items():
+        found[key] = {"fitted": fitted, "device": name, "count": len(fit)}
+    for name, (key, device) in chips.items():
         scored = [row for row in by_device[name] if aside(row) and row.m >= SCORED_ROWS]
-        found[capability]["source"] = sources[name]
-        found[capability]["aside"] = _residuals(device, scored, found[capability]["fitted"])
-        others = [each["fitted"] for other, each in found.items() if other != capability]
+        found[key]["source"] = sources[name]
+        found[key]["aside"] = _residuals(device, scored, found[key]["fitted"])
+        architecture = key.partition("-")[0]
+        others = [each["fitted"] for other, each in found.items() if other.partition("-")[0] != architecture]
         ratios = [
             r for fitted in others for r in _residuals(device, scored, fitted)["measured_over_estimated"]
         ]
-        found[capability]["elsewhere"] = [min(ratios, default=0.8), max(ratios, default=1.25)]
+        found[key]["elsewhere"] = [min(ratios, default=0.8), max(ratios, default=1.25)]
     return found
+
+
+def _key(name: str, hardware: Hardware) -> str:
+    """Where the parameters of a device's products stand: by its compute capability, and the release of CUDA
+    that its name ends in, if any."""
+    release = f"-{name.rpartition('-')[2]}" if "-cuda" in name else ""
+    return f"{hardware.datasheet.compute_capability}{release}"
 
 
 def _residuals(device: Chip, rows: Sequence[KernelRow], fitted: Mapping[str, Any]) -> dict[str, Any]:

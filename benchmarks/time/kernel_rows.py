@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import InputError
-from harness.hardware.hardware import Hardware, find_hardware, hardware_names
+from harness.hardware.hardware import Hardware, find_hardware, hardware_names, with_cuda
 from harness.kernel_time import attention_flops
 from harness.kernel_time.fused_attention import Direction
 
@@ -145,14 +145,14 @@ def _attention(row: dict[str, str]) -> KernelRow | None:
 
 
 def device_of(name: str) -> Hardware | None:
-    """The device of the table that a file calls so; None if there is none. As a machine's name begins
-    (a100_dgx), so does its device's."""
-    short = name.lower().replace("_", "-").replace("nvidia-", "")
-    for known in (short, DEVICES.get(short, ""), DEVICES.get(short.split("-")[0], "")):
-        if known in hardware_names():
-            return find_hardware(known)
-    begins = [known for known in hardware_names() if known.startswith(short) or short.startswith(known)]
-    return find_hardware(begins[0]) if begins else None
+    """The device of the table that a file calls so, with the libraries that were measured: those of CUDA 12
+    unless the name ends in another release ("h100-cuda13"). None if the table has none. As a machine's name
+    begins (a100_dgx), so does its device's."""
+    short, _, cuda = name.lower().replace("_", "-").replace("nvidia-", "").partition("-cuda")
+    known = (short, DEVICES.get(short, ""), DEVICES.get(short.split("-")[0], ""))
+    begins = [each for each in hardware_names() if each.startswith(short) or short.startswith(each)]
+    found = [each for each in known if each in hardware_names()] or begins
+    return with_cuda(find_hardware(found[0]), int(cuda or 12)) if found else None
 
 
 def aside(row: KernelRow) -> bool:

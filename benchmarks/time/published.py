@@ -4,9 +4,10 @@
     python -m benchmarks.time.published [--check]
 
 The first writes profiles/published/time.json from files of published measurements, and then the page; the
-second writes the page from that file, or compares. Kernels: benchmarks/time/kernels.py. Runs of MPT models:
-benchmarks/time/runs.py. The others with tokens a second are simulated as the recipes that they are, where one
-says what they ran; the reason against each of the others stands beside it.
+second writes the page from that file, or compares. Kernels: benchmarks/time/kernels.py, those of a step:
+benchmarks/time/step_kernels.py. Runs of MPT models: benchmarks/time/runs.py. The others with tokens a second
+are simulated as the recipes that they are, where one says what they ran; the reason against each of the
+others stands beside it.
 """
 
 import json
@@ -22,6 +23,7 @@ from benchmarks.time.fit import ATTENTION, OTHER_DEVICES
 from benchmarks.time.kernel_rows import read_rows
 from benchmarks.time.kernels import errors
 from benchmarks.time.runs import compare, summary
+from benchmarks.time.step_kernels import step_kernels
 from harness.errors import InputError
 from harness.hardware.hardware import PLENTY_BYTES, find_hardware, with_memory
 from harness.napkin.prediction import predict
@@ -123,6 +125,7 @@ def made(files: Sequence[Path]) -> dict[str, Any]:
         "kernels": [
             each for file in (compute, network, ATTENTION, OTHER_DEVICES) for each in errors(read_rows(file))
         ],
+        "step_kernels": step_kernels(),
         "runs": [{name: row[name] for name in kept} for row in runs if row["error"] is not None],
         "run_errors": summary(runs),
         "recipes": recipes,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.time.mpt_step import Estimate, Run, Shape, Step
-from harness.hardware.hardware import Hardware, find_hardware, hardware_names
+from harness.hardware.hardware import Hardware, find_hardware, hardware_names, with_cuda
 
 GPUS = {
     "H100-80GB": "h100",
@@ -47,11 +47,12 @@ rows."""
 
 
 def device_of(name: str) -> Hardware | None:
-    """The device of the table that a row's GPU is; None if there is none."""
+    """The device of the table that a row's GPU is, with the libraries of 2023, the year of the runs; None if
+    there is none."""
     short = GPUS.get(name, name.lower())
     for known in (short, short.removesuffix("-80gb"), short.split("-")[0]):
         if known in hardware_names():
-            return find_hardware(known)
+            return with_cuda(find_hardware(known), 12)
     return None
 
 

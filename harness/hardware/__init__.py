@@ -12,6 +12,7 @@ from harness.hardware.hardware import (
     read_prices,
     split_hardware,
     table_device,
+    with_cuda,
     with_memory,
 )
 from harness.hardware.nvml import Nvml, device_names

@@ -90,6 +90,9 @@ class Calibration(BaseModel):
     """The same for fused attention."""
     memory_scale: Annotated[float, Field(gt=0)] = 1.0
     """The same for kernels that wait for memory."""
+    cuda: Annotated[int, Field(ge=12)] = 13
+    """The release of CUDA whose libraries multiply: 12 for those of 2023 (12.1). Only on an H100 and an H200
+    were both measured."""
     sustained_clock: Achieved | None = None
     """The fraction of the boost clock that long products keep at the power limit; null: what was seen on
     other devices of the architecture."""
@@ -208,6 +211,11 @@ def with_memory(hardware: Hardware, memory_bytes: int) -> Hardware:
     """The device with `memory_bytes` of memory, for questions that name a memory size and no device."""
     cited = hardware.datasheet.memory_bytes._replace(value=memory_bytes)
     return replace(hardware, datasheet=hardware.datasheet._replace(memory_bytes=cited))
+
+
+def with_cuda(hardware: Hardware, cuda: int) -> Hardware:
+    """The device with the libraries of that release of CUDA, for programs of other years."""
+    return replace(hardware, calibration=hardware.calibration.model_copy(update={"cuda": cuda}))
 
 
 def parse_bytes(text: str) -> int:

@@ -27,6 +27,7 @@ from harness.kernel_time.parameters import (
     fitted_attention,
     fitted_memory,
     fp32_rate,
+    measured_products,
     memory_of,
     power_slowdown,
     products_of,
@@ -226,7 +227,8 @@ def transfer(hardware: Hardware, size_bytes: float) -> float:
 
 def range_of(hardware: Hardware, kind: KernelKind) -> Spread:
     """The range as factors on seconds: the 10th and 90th percentile of measured over estimated."""
-    return spread(hardware.name, hardware.datasheet.compute_capability, kind)
+    capability = hardware.datasheet.compute_capability
+    return spread(hardware.name, measured_products(hardware)[0] if kind == "product" else capability, kind)
 
 
 class Key:
@@ -245,6 +247,7 @@ class Key:
             calibration.matmul_fraction,
             calibration.fp32_matmul_fraction,
             calibration.memory_fraction,
+            calibration.cuda,
             calibration.sustained_clock,
             calibration.product_scale,
         )

@@ -53,9 +53,18 @@ def _middle(values: Sequence[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
+def measured_products(hardware: Hardware) -> tuple[str, Mapping[str, Any]]:
+    """What stands for the device's products, and what was measured of them: a compute capability, with the
+    release of CUDA where another one was measured, too ("9.0-cuda13")."""
+    name, found = of_architecture("products", hardware.datasheet.compute_capability)
+    with_release = f"{name}-cuda{hardware.calibration.cuda}"
+    newer = document()["products"].get(with_release)
+    return (name, found) if newer is None else (with_release, newer)
+
+
 def fitted_products(hardware: Hardware) -> Mapping[str, Any]:
     """The parameters of products in 16 bit, as fitted to the device's architecture."""
-    return of_architecture("products", hardware.datasheet.compute_capability)[1]["fitted"]
+    return measured_products(hardware)[1]["fitted"]
 
 
 def products_of(hardware: Hardware) -> Mapping[str, Any]:
@@ -251,8 +260,9 @@ def where_from(hardware: Hardware) -> str:
     calibration = hardware.calibration
     if calibration.matmul_fraction is not None:
         return calibration.source
-    name, found = of_architecture("products", hardware.datasheet.compute_capability)
-    counted = f"{found['count']:,} measured products of {found['device']} ({found['source']})"
+    name, found = measured_products(hardware)
+    measured = found["device"].replace("-cuda", " with CUDA ")
+    counted = f"{found['count']:,} measured products of {measured} ({found['source']})"
     if is_measured(hardware):
         own = f"fitted to {counted}"
     elif reported := _reported(hardware):

@@ -8,6 +8,7 @@ from benchmarks.time import kernels, runs
 from benchmarks.time.fit import fit_memory_kernel, least_squares
 from benchmarks.time.kernel_rows import device_of, read_rows
 from benchmarks.time.mpt_step import Run, Shape, Step
+from benchmarks.time.step_kernels import step_kernels
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.kernel_time.memory_kernels import Memory
@@ -82,6 +83,17 @@ def test_devices_by_the_names_of_files(name, device) -> None:
     found = device_of(name)
     assert found is not None
     assert found.name == device
+
+
+def test_the_libraries_are_those_of_the_file() -> None:
+    assert [device_of(name).calibration.cuda for name in ("h100", "h100-cuda13")] == [12, 13]
+
+
+def test_products_of_a_real_step_take_what_is_estimated() -> None:
+    """Eight kinds of a step on an H100 at its power limit, to which nothing is fitted."""
+    products = [row for row in step_kernels() if row["what"].startswith(("forward", "gradients"))]
+    assert len(products) == 8
+    assert all(abs(row["error"]) < 0.05 for row in products)
 
 
 def test_runs_and_their_errors(tmp_path, capsys) -> None:

@@ -273,6 +273,7 @@ CHANGES = {
     "product_scale": (1.5, {}),
     "attention_scale": (2.0, {}),
     "memory_scale": (2.0, {}),
+    "cuda": (12, {}),
     "sustained_clock": (0.5, {}),
     "host_link_fraction": (0.01, {"offload": ("parameters",)}),
     "host_memory_bandwidth": (20e9, {"offload": ("optimizer",)}),
@@ -308,7 +309,9 @@ works = st.builds(
 def test_no_work_is_faster_than_the_datasheet(many, device):
     time = time_of(many, device).seconds
     assert time >= sum(work.flops for work in many) / device.peak_flops("fp16") * (1 - 1e-9)
-    assert time >= sum(work.bytes_moved for work in many) / device.memory_bandwidth * (1 - 1e-9)
+    # of each work 1.25 times the L2 cache at most is not read from the memory
+    beyond = sum(max(0, work.bytes_moved - 1.25 * device.l2_bytes * max(1, work.operators)) for work in many)
+    assert time >= beyond / device.memory_bandwidth * (1 - 1e-9)
 
 
 def test_a_large_product_is_compute_bound_a_copy_memory_bound_and_many_small_ones_host_bound():

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.hardware.hardware import all_hardware, find_hardware
+from harness.hardware.hardware import all_hardware, find_hardware, with_cuda
 from harness.hardware.roofline import sent_share
 from harness.kernel_time import attention, attention_flops, collective, memory, product, range_of
 from harness.kernel_time.parameters import document, is_measured, where_from
 
 A100, H100, A40 = find_hardware("a100-80gb"), find_hardware("h100"), find_hardware("a40")
+H100_OF_2023 = with_cuda(H100, 12)
+"""With the libraries that vidur measured."""
 sides = st.integers(1, 20_000)
 devices = st.sampled_from(all_hardware())
 
@@ -24,9 +26,11 @@ MEASURED_PRODUCTS = (
     (A100, 2048, 12288, 4096, 0.9792),
     (A40, 1024, 4096, 2752, 0.242),
     (A40, 4096, 24576, 8192, 14.3),
-    (H100, 4096, 24576, 8192, 2.35),
-    (H100, 2048, 12288, 4096, 0.2805),
+    (H100_OF_2023, 4096, 24576, 8192, 2.35),
+    (H100_OF_2023, 2048, 12288, 4096, 0.2805),
 )
+MEASURED_WITH_CUDA_13 = ((1024, 5120, 5120, 0.069808), (2048, 2560, 5120, 0.069643))
+"""m, n, k and milliseconds on an H100: rows of ai-dynamo/aiconfigurator, shapes that the fit has not seen."""
 
 
 @given(devices, sides, sides, sides, st.integers(1, 8))
@@ -94,8 +98,18 @@ def test_more_work_takes_longer(device):
 
 def test_a_full_last_wave_costs_less_than_a_row_more():
     """128 tiles of 128 x 256 are a wave of an H100's 132 multiprocessors, and 144 are two."""
-    full, beyond = (product(H100, "fp16", m, 4096, 5504, sustained=False) for m in (1024, 1056))
+    full, beyond = (product(H100_OF_2023, "fp16", m, 4096, 5504, sustained=False) for m in (1024, 1056))
     assert beyond > 1.15 * full  # measured: 58 and 92 us
+
+
+def test_products_of_an_h100_are_those_of_todays_libraries() -> None:
+    """Those of 2023 take longer."""
+    for m, n, k, ms in MEASURED_WITH_CUDA_13:
+        assert product(H100, "bf16", m, n, k, sustained=False) == pytest.approx(ms * 1e-3, rel=0.05)
+        assert product(H100_OF_2023, "bf16", m, n, k, sustained=False) > 1.2 * ms * 1e-3
+    assert "CUDA 13" in where_from(H100)
+    assert "vidur" in where_from(H100_OF_2023)
+    assert range_of(H100, "product") != range_of(H100_OF_2023, "product")
 
 
 def test_products_of_shapes_that_were_kept_aside():

@@ -17,7 +17,7 @@ from harness.kernel_time.trace import _shape
 from tests.support.commands import Call
 
 SLOWER = {"product": 1.25, "memory": 0.8}
-H100 = "NVIDIA H100 80GB HBM3"
+L40S = "NVIDIA L40S"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def with_kernels(recorded: dict[str, Any], device: Hardware, tmp_path: Path, named: str = H100) -> Path:
+def with_kernels(recorded: dict[str, Any], device: Hardware, tmp_path: Path, named: str = L40S) -> Path:
     events = list(recorded["traceEvents"])
     for event in recorded["traceEvents"]:
         name, given = event.get("name"), event.get("args", {})
@@ -62,9 +62,9 @@ def with_kernels(recorded: dict[str, Any], device: Hardware, tmp_path: Path, nam
 
 
 def test_the_scales_are_what_the_trace_shows(recorded: dict[str, Any], tmp_path: Path) -> None:
-    device = find_hardware("h100")
+    device = find_hardware("l40s")
     trace = read_trace(with_kernels(recorded, device, tmp_path))
-    assert trace.device == H100
+    assert trace.device == L40S
     adjusted, found = adjust(trace, device)
     assert {each.kind: each.count for each in found} == {"product": 12, "memory": 6}
     assert adjusted.calibration.product_scale == pytest.approx(1.25, rel=1e-3)
@@ -76,22 +76,22 @@ def test_the_scales_are_what_the_trace_shows(recorded: dict[str, Any], tmp_path:
 
 
 def test_the_command_writes_a_calibration(recorded: dict[str, Any], tmp_path: Path, call: Call) -> None:
-    path = with_kernels(recorded, find_hardware("h100"), tmp_path)
+    path = with_kernels(recorded, find_hardware("l40s"), tmp_path)
     status, out, _ = call("calibrate", "--trace", path, "--out", tmp_path)
     assert status == 0
     assert "product" in out
     assert "1.250" in out
-    written = json.loads((tmp_path / "h100" / "calibration.json").read_text())
+    written = json.loads((tmp_path / "l40s" / "calibration.json").read_text())
     assert written["product_scale"] == pytest.approx(1.25, rel=1e-3)
     status, out, _ = call("calibrate", "--trace", path, "--json")
     assert status == 0
-    assert json.loads(out)["calibration"]["source"] == f"a trace of {H100}"
+    assert json.loads(out)["calibration"]["source"] == f"a trace of {L40S}"
 
 
 def test_a_device_that_the_table_lacks_is_asked_for(
     recorded: dict[str, Any], tmp_path: Path, call: Call
 ) -> None:
-    path = with_kernels(recorded, find_hardware("h100"), tmp_path, named="NVIDIA Something")
+    path = with_kernels(recorded, find_hardware("l40s"), tmp_path, named="NVIDIA Something")
     status, _, err = call("calibrate", "--trace", path)
     assert status == 2
     assert "--hardware NAME" in err
