@@ -93,7 +93,12 @@ declare("_c10d_functional::wait_tensor", nothing="waits", launches=False, result
 declare(
     "fsdp::record_grad_output_stream", nothing="does nothing on CUDA", launches=False, result=returns_nothing
 )
-declare("fsdp::all_gather_copy_in", nothing="copies a list into parts of the output, by _foreach_copy_")
+declare(
+    "fsdp::all_gather_copy_in",
+    nothing="copies a list into this rank's part of the output, by _foreach_copy_, and returns both",
+    unread=1,
+    given_back=1,
+)
 # torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: NCCL's own buffers are not of the caching allocator.
 COLLECTIVES = "NCCL reads and writes tensors that are there"
 declare(
@@ -103,4 +108,5 @@ declare(
     _c10d_functional::reduce_scatter_tensor
     """,
     nothing=COLLECTIVES,
+    launches=False,
 )

@@ -67,7 +67,11 @@ def given_results(func: Any, results: Sequence[Any]) -> list[bool]:
     returns = func._schema.returns
     if len(returns) == 1 and len(results) > 1:  # one list
         returns = returns * len(results)
-    return [r.alias_info is not None and r.alias_info.is_write for r in returns]
+    given_back = operator_of(func).given_back
+    return [
+        position == given_back or (r.alias_info is not None and r.alias_info.is_write)
+        for position, r in enumerate(returns)
+    ]
 
 
 def tensor_bytes(values: Any) -> int:

@@ -35,9 +35,12 @@ class Operator:
     """A function of (func, args, kwargs) that gives what CUDA returns, where the operator's shape function is
     missing, differs or costs time. It returns NotImplemented where the shape function is right."""
     launches: bool = True
-    """Whether it launches a kernel. Otherwise it allocates without writing, or returns a view."""
+    """Whether it launches a kernel that computes or copies. Otherwise it allocates without writing, returns a
+    view, or communicates: that time is of the links."""
     unread: int | None = None
     """The position of an argument that is not read."""
+    given_back: int | None = None
+    """The position of a result that is an argument, where the schema does not say so."""
     looks_up: bool = False
     """Whether it reads only as many bytes of its first argument as it returns (a loss: one number a row)."""
     scatters: bool = False

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.hardware.hardware import find_hardware
+from harness.kernels.cost import NOTHING, operator_bytes, operator_cost
 from harness.kernels.gpu import NATIVE_JIT_DISABLED, Gpu
 from harness.kernels.operators import OPERATORS, declare, script_of
 from harness.kernels.script import Keep, Take
@@ -111,3 +112,19 @@ def test_a_release_is_read_from_its_version() -> None:
     assert TorchRelease.of("2.9.1") < TorchRelease(2, 11)
     kept = [TorchRelease(2, minor).keeps_cublas_workspaces for minor in range(11, 16)]
     assert kept == [True, True, True, True, False]
+
+
+def test_a_rank_copies_its_own_part_of_what_is_gathered() -> None:
+    import torch.distributed.fsdp  # declares the operator
+
+    part, whole = torch.empty(1000, device="meta"), torch.empty(8000, device="meta")
+    given = [part], whole, [1000], 1000, 3
+    returned = whole[3000:4000], whole
+    copy_in = torch.ops.fsdp.all_gather_copy_in.default
+    assert operator_bytes(copy_in, given, {}, returned, ()) == 2 * part.nbytes
+
+
+def test_a_collective_is_no_kernel_beside_its_time_on_the_links() -> None:
+    tensor = torch.empty(1000, device="meta")
+    summed = torch.ops._c10d_functional.all_reduce.default
+    assert operator_cost(find_hardware("h100"), summed, (tensor, "sum", "0"), {}, tensor) is NOTHING
