@@ -36,7 +36,7 @@ def hugging_face(config: dict[str, Any], folder: Path) -> None:
         made = type(AutoModelForCausalLM.from_config(settings)).__name__
     settings.architectures, settings.dtype = [made], DTYPE
     settings.save_pretrained(folder)
-    write_weights(json.loads((folder / "config.json").read_bytes()), folder / "model.safetensors")
+    write_weights(json.loads((folder / "config.json").read_bytes()), folder)
     special = LLAMA_3 if settings.vocab_size > max(LLAMA_3.values()) else {BEGIN: 256, END: 257, PAD: 258}
     tokenizer(special, folder)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.architecture import read_config
 from harness.errors import InputError
+from harness.zeros.weights import MOST_OF_A_FILE as MOST_OF_WEIGHTS
 from harness.zeros.weights import write_weights
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
@@ -61,7 +62,6 @@ def _special_id(stated: Any, default: int) -> int:
     return first if isinstance(first, int) and first >= NUM_BYTES else default
 
 
-WEIGHTS = "model.safetensors"
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tokenizer_config.json")
 """The files of which any shows that a checkpoint has a tokenizer."""
 MOST_OF_A_FILE = 2**28
@@ -83,7 +83,7 @@ def write_checkpoint(config: Path, folder: Path) -> tuple[int, bool]:
         raise InputError(f"--out {folder}: it is not empty. Give a new folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        size_bytes = write_weights(described, folder / WEIGHTS)
+        size_bytes = write_weights(described, folder)
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
         for path in config.parent.iterdir() if config.name == "config.json" else ():
             is_written = path.name == config.name or path.name.endswith(OF_WEIGHTS)
@@ -101,10 +101,11 @@ def stand_in_folder(config: Path) -> Path:
     """The folder in the user's cache that holds the checkpoint of zeros for the file `config`. It is written
     the first time. Raises InputError as `write_checkpoint` does.
     """
-    key = hashlib.sha256(config.read_bytes() + str(config.absolute()).encode()).hexdigest()[:16]
+    told = config.read_bytes() + str(config.absolute()).encode() + str(MOST_OF_WEIGHTS).encode()
+    key = hashlib.sha256(told).hexdigest()[:16]
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(base) / "harness" / "zeros" / key
-    if (folder / WEIGHTS).exists():
+    if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=folder.parent))
@@ -112,7 +113,7 @@ def stand_in_folder(config: Path) -> Path:
         write_checkpoint(config, partial)
         partial.rename(folder)
     except OSError:  # another process may have been quicker
-        if not (folder / WEIGHTS).exists():
+        if not folder.exists():
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

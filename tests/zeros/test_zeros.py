@@ -9,6 +9,7 @@ import torch
 
 from harness.architecture.model_id import find_config, shipped_config
 from harness.errors import InputError
+from harness.zeros import weights
 from harness.zeros.checkpoint import stand_in_folder, write_checkpoint
 from tests.support.commands import Call
 
@@ -64,12 +65,24 @@ def test_it_is_the_checkpoint_that_transformers_would_write(name: str, tmp_path:
 
 
 def test_it_takes_no_place_on_the_disk(tmp_path: Path) -> None:
-    """8 billion parameters, written and looked at as a file is."""
+    """8 billion parameters in files that even a small machine can map, written and looked at as files are."""
     size_bytes, _ = write_checkpoint(find_config("llama-3.1-8b"), tmp_path / "model")
     assert size_bytes == 2 * 8_030_261_248
-    found = (tmp_path / "model/model.safetensors").stat()
-    assert found.st_size > size_bytes
-    assert found.st_blocks * 512 < 2**20
+    found = [path.stat() for path in (tmp_path / "model").glob("model-*-of-00004.safetensors")]
+    assert len(found) == 4
+    assert size_bytes < sum(file.st_size for file in found) < size_bytes + 2**20
+    assert max(file.st_size for file in found) < 4.1 * 2**30
+    assert sum(file.st_blocks for file in found) * 512 < 2**20
+
+
+def test_several_files_are_loaded_as_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(weights, "MOST_OF_A_FILE", 20_000)
+    write_checkpoint(write_config(tmp_path / "given", CONFIGS["llama, fp32"]), tmp_path / "zeros")
+    assert not (tmp_path / "zeros/model.safetensors").exists()
+    _, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "zeros", output_loading_info=True)
+    assert not loading["missing_keys"]
 
 
 def test_the_tokenizer_is_the_one_beside_the_config(tmp_path: Path) -> None:

@@ -30,10 +30,11 @@ def begin_to_load(modeling_utils):
             return original(pretrained_model_name_or_path, *args, **{**kwargs, "download_kwargs": local})
         except OSError:
             config = _config_of(str(pretrained_model_name_or_path), local)
-            weights = None if config is None else _weights(str(pretrained_model_name_or_path), config)
-        if weights is None:
-            return original(pretrained_model_name_or_path, *args, **kwargs)
-        return [weights], None
+            zeros = None if config is None else _zeros(str(pretrained_model_name_or_path), config)
+        if zeros is not None:
+            whatever_is_asked = {"variant": None, "use_safetensors": True, "download_kwargs": {}}
+            return original(zeros, *args, **{**kwargs, **whatever_is_asked})
+        return original(pretrained_model_name_or_path, *args, **kwargs)
 
     modeling_utils._get_resolved_checkpoint_files = resolved
 
@@ -84,20 +85,20 @@ def _config_of(model, download):
     return None if found is None else Path(found)
 
 
-def _weights(model, config):
-    """The path of a file of zeros for the config at the path `config`; None, and a sentence, without one."""
+def _zeros(model, config):
+    """The folder of zeros for the config at the path `config`; None, and a sentence, without one."""
     zeros = _harness()
     if zeros is None:
         return None
     try:
-        weights = zeros.stand_in_folder(config) / "model.safetensors"
+        folder = zeros.stand_in_folder(config)
     except zeros.InputError as error:
         _say(model, f"the weights of {model} are not here, and zeros cannot take their place: {error}")
         return None
     _say(
         model, f"the weights of {model} are not here: zeros take their place. Memory does not depend on them."
     )
-    return str(weights)
+    return str(folder)
 
 
 def _unfetched(model):
