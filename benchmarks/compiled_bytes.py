@@ -4,8 +4,8 @@
 
 Nothing has to run: Inductor plans its kernels for the virtual GPU, and counts the bytes that each of them
 reads and writes. Products and attention are not among them. Two depths tell what one block takes. Writes
-profiles/cpu/compiled_bytes.json, in which rows of the same libraries stay, with the bytes that napkin says a
-compiled block keeps for backward: harness/napkin/timing.py counts passes over those.
+profiles/cpu/compiled_bytes.json, in which counts by the same libraries stay, with the bytes that napkin says
+today a compiled block keeps for backward: harness/napkin/timing.py counts passes over those.
 """
 
 import json
@@ -68,10 +68,14 @@ def kept_bytes(model: str) -> int:
     return sum_of(sizes.acts.kept_by(block))
 
 
-def row(model: str) -> dict[str, Any]:
-    """Of one model, in forward and in backward: bytes of a block, and over those that it keeps."""
+def block_bytes(model: str) -> list[int]:
+    """What one block takes, in forward and in backward."""
     few, many = (counted(model, layers) for layers in DEPTHS)
-    block = [(b - a) // (DEPTHS[1] - DEPTHS[0]) for a, b in zip(few, many, strict=True)]
+    return [(b - a) // (DEPTHS[1] - DEPTHS[0]) for a, b in zip(few, many, strict=True)]
+
+
+def row(model: str, block: list[int]) -> dict[str, Any]:
+    """Of one model, in forward and in backward: bytes of a block, and over those that it keeps."""
     kept = kept_bytes(model)
     passes = [round(size / kept, 2) for size in block]
     return {"model": model, "kept_bytes": kept, "block_bytes": block, "passes": passes}
@@ -83,10 +87,10 @@ def main(models: list[str]) -> None:
     torch._inductor.config.force_disable_caches = True
     found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     versions = {name: version(name) for name in LIBRARIES}
-    rows = found["rows"] if found.get("versions") == versions else []
-    known = {row["model"] for row in rows}
-    for model in models or [name for name in MODELS if name not in known]:
-        rows.append(row(model))
+    counts = found["rows"] if found.get("versions") == versions and not models else []
+    known, rows = {each["model"]: each["block_bytes"] for each in counts}, list[dict[str, Any]]()
+    for model in models or MODELS:
+        rows.append(row(model, known.get(model) or block_bytes(model)))
         print(rows[-1], flush=True)
         if not models:
             write_whole(RESULTS, json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")

@@ -17,6 +17,8 @@ from harness.step_profile import HardwareSummary, StepProfile
 from harness.system import (
     CUBLAS_WORKSPACE_BYTES,
     HOPPERS_CUBLAS_WORKSPACE_BYTES,
+    TorchRelease,
+    installed_version,
     parse_json,
     profiles_folder,
     read_mapping,
@@ -146,11 +148,15 @@ class Hardware:
 
     @property
     def cublas_workspace_bytes(self) -> int:
-        """Bytes of the workspaces that PyTorch keeps for cuBLAS, one for each thread that multiplies.
+        """Bytes of the workspaces that PyTorch keeps for cuBLAS, one for each thread that multiplies; 0 where
+        a release is installed that keeps none.
 
         Forward runs in the Python thread and backward in autograd's, each with its own handle. Capabilities
         above 9.0 have Hopper's workspace since PyTorch 2.12.
         """
+        torch = installed_version("torch")
+        if torch is not None and not TorchRelease.of(torch).keeps_cublas_workspaces:
+            return 0
         if self.calibration.cublas_workspace_bytes is not None:
             return self.calibration.cublas_workspace_bytes
         large = float(self.datasheet.compute_capability) >= 9

@@ -11,6 +11,7 @@ from typing import Literal
 
 from harness.architecture import Block, Matrix, matrices_of
 from harness.hardware import Hardware
+from harness.napkin.scans import SCANS
 from harness.napkin.terms import Dims, Term
 from harness.napkin.weights import SIZES, BuiltModel
 
@@ -21,7 +22,6 @@ SELECTIVE = "torch.utils.checkpoint, create_selective_checkpoint_contexts"
 LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
 CHUNKED = "torch/nn/modules/linear_cross_entropy.py"
 SCORES = "transformers/modeling_layers.py, GenericForSequenceClassification"
-LIGER_KERNELS = "liger_kernel/ops/rms_norm.py"
 TRL = "trl/kernels/chunked_logprob.py"
 ODDS = "trl/experimental/orpo/orpo_trainer.py, concatenated_forward"
 TRL_TOKENS, TRL_WORDS = 4096, 32768
@@ -30,26 +30,6 @@ _KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "xielu": 4}
 """Tensors of the MLP's width that a nonlinearity keeps; others keep one, their input or ReLU its result."""
 _SOFTMAX_AS_GIVEN = ("gpt2", "gpt_oss", "falcon")
 """Families whose attention code computes the softmax in the dtype of the scores, and not in fp32."""
-_SCANS: dict[str, list[tuple[str, str, float, str, int]]] = {
-    "state space": [
-        ("gate, x, convolved and scaled", "B·S·Z", 4, "Mamba-2's torch_forward", 8),
-        ("B and C of every head", "B·S·M·Q", 4, "Mamba-2's torch_forward", 3),
-        ("decays and scores of a chunk", "B·S·M·C", 4, "Mamba-2's torch_forward", 5),
-    ],
-    "delta": [
-        ("q, k, v, gates and norms", "B·S·Z", 4, "torch_chunk_gated_delta_rule", 14),
-        ("decays and scores of a chunk", "B·S·M·C", 4, "torch_chunk_gated_delta_rule", 8),
-        ("its triangular inverse, row by row", "B·S·M·C·C", 4 / 3, "torch_chunk_gated_delta_rule", 1),
-    ],
-    "scan": [
-        ("A, B x and states of every token", "B·S·Z·Q", 4, "Mamba's slow_forward", 4),
-        ("gate, x, steps", "B·S·Z", 4, "Mamba's slow_forward", 8),
-    ],
-    "conv": [("B, C, x and their products", "B·S·H", 2, "ShortConv.slow_forward", 5)],
-    "recurrent": [("gates and states", "B·S·Z", 4, "RecurrentGemmaRglru", 16)],
-}
-"""What layers that mix tokens through a state keep, in the plain PyTorch code of transformers: for each
-tensor (name, dimensions, bytes of an element, source, how many of them)."""
 
 
 class Activations:
@@ -77,8 +57,9 @@ class Activations:
         window = self.shape.sliding_window
         self.block_input = self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
         self.short = window is not None and window < recipe.seq_len
-        self.masked = recipe.attention == "sdpa" and (recipe.packing or self.short)
-        """Whether sdpa gets a mask: for packed documents, or a window shorter than the sequence."""
+        self.masked = recipe.attention == "sdpa" and (recipe.packing or self.short or self.compiled)
+        """Whether sdpa gets a mask: for packed documents, a window shorter than the sequence, or while it is
+        compiled (transformers/masking_utils.py)."""
 
     @cached_property
     def kernel(self) -> Literal["eager", "fused", "plain"]:
@@ -148,10 +129,8 @@ class Activations:
     def _norm(self, name: str, readers: Sequence[Matrix], dims: str = "B·S·H") -> list[Term]:
         """A norm, and what the layers that read it keep of its output."""
         term = self.dims.term
-        if self.compiled:  # one kernel, computed again from its input
-            return [term(f"{name}: input", dims, self.stream, "the norm")]
-        if self.by_liger and not self.shape.layer_norm:
-            terms = [term(f"{name}: input", dims, self.stream, LIGER_KERNELS)]
+        if self.compiled or (self.by_liger and not self.shape.layer_norm):
+            terms = [term(f"{name}: input", dims, self.stream, "one kernel, which computes it again")]
         elif self.shape.layer_norm:
             width = 4 if self.recipe.mixed else self.stream
             terms = [term(f"{name}: input", dims, width, "LayerNorm, which keeps its input")]
@@ -165,14 +144,15 @@ class Activations:
     def _read(
         self, name: str, readers: Sequence[Matrix], width: int, dims: str = "B·S·H", *, kept: bool = False
     ) -> list[Term]:
-        """What linear layers keep of their input, of `width` bytes an element. `kept`: another does."""
+        """What linear layers keep of their input, of `width` bytes an element. `kept`: another does. Compiled
+        code keeps it too (is_materialized_backwards in torch/_functorch/partitioners.py), cast once."""
         recipe, built, term, terms = self.recipe, self.built, self.dims.term, list[Term]()
         adapted = [m for m in readers if m.name in built.adapted]
-        if self.compiled or not readers:
+        if not readers:
             return []
         if recipe.trains_base:
             casts = recipe.mixed and width != self.compute  # autocast's, anew for every product
-            times = len(readers) if casts else 1
+            times = len(readers) if casts and not self.compiled else 1
             own = term(name, dims, self.compute if casts else width, "products, for weights", times)
             return [] if kept and not casts else [own]
         if any(built.storage(m) == "int8" for m in readers) and (not kept or self.recomputes):
@@ -191,7 +171,8 @@ class Activations:
             terms.append(term(f"{name}: mask of dropout", dims, 1, "native_dropout", len(adapted)))
         own = wide != width or dropped  # a copy for each adapted layer
         if own or not kept:
-            terms.append(term(f"{name} for A", dims, wide, "LoRA's A", len(adapted) if own else 1))
+            copies = len(adapted) if dropped or (own and not self.compiled) else 1
+            terms.append(term(f"{name} for A", dims, wide, "LoRA's A", copies))
         terms.append(term("A x", "B·S·R", wide, "LoRA's B", len(adapted)))
         for matrix in adapted if built.lengths else []:
             rows, each = self.dims.of("B·S") * matrix.outputs, (wide if dropped else self.made) + wide
@@ -206,7 +187,7 @@ class Activations:
         own, _, also = block.mixer.partition(" and ")
         if own in ("attention", "sliding"):
             return self._attention(block, out)
-        terms = [self.dims.term(*row) for row in _SCANS[own]]
+        terms = [self.dims.term(*row) for row in SCANS[own]]
         terms += self._read("output", out[:1], self.made, "B·S·H" if own == "conv" else "B·S·Z")
         return terms + (self._attention(block, out[1:]) if also else [])
 
@@ -218,9 +199,13 @@ class Activations:
             terms += self._norm("norm of q", [], "B·S·N·D") + self._norm("norm of k", [], "B·S·G·D")
         if shape.gated_attention:
             terms.append(term("gate, and what it multiplies", "B·S·N·D", self.made, "their product", 2))
-        masked = self.masked and (block.mixer == "sliding" or not self.short)
+        masked = self.masked and (self.compiled or block.mixer == "sliding" or not self.short)
         if self.kernel == "fused":
             heads = "N" if masked or shape.kv_rank else "G"
+            expanded = heads == "N" and shape.heads != shape.kv_heads
+            of_one = [m.role for m in matrices_of(shape, block)].count("in") == 1
+            if of_one and not shape.positions and not expanded:  # v is a view of what the product made
+                terms += [term("q and k beside v", f"B·S·{n}·D", width, "v") for n in "NG"]
             terms += [
                 term("q rotated", "B·S·N·D", width, "attention"),
                 term("k rotated", f"B·S·{heads}·D", width, "attention"),
@@ -228,13 +213,15 @@ class Activations:
                 term("attention's output", "B·S·N·U", width, "attention (arXiv 2307.08691)"),
                 term("log-sum-exp", "B·S·N", 4, "attention"),
             ]
-            terms += [term("mask to add", "S·S", width, "attention")] if masked else []
+            if masked and not self.compiled:  # then all blocks have the same one
+                terms.append(term("mask to add", "S·S", width, "attention"))
             return terms + self._read("attention's output", out, width, "B·S·N·U", kept=True)
         wide = self.kernel == "plain" or shape.family not in _SOFTMAX_AS_GIVEN or self.recipe.mixed
         factors = 4 if self.kernel == "plain" else width
+        from_scores = self.compiled and not self.recipe.mixed  # computed again from them, in their dtype
         terms += [
             term("q, k and v of every head", "B·S·N·D", factors, "the two products of attention", 3),
-            term("softmax", "B·N·S·S", 4 if wide else width, "softmax"),
+            term("softmax", "B·N·S·S", 4 if wide and not from_scores else width, "softmax"),
         ]
         if wide and factors != 4:
             terms.append(term("weights", "B·N·S·S", width, "their product with v"))
@@ -246,21 +233,22 @@ class Activations:
 
     def _mlp(self, dims: str, down: Sequence[Matrix]) -> list[Term]:
         shape, term = self.shape, self.dims.term
-        many, relu = _KEPT_BY_ACTIVATION.get(shape.activation, 1), shape.activation == "relu"
+        many = 1 if self.compiled else _KEPT_BY_ACTIVATION.get(shape.activation, 1)
         if not shape.gated:
-            read = self._read("activation", down, self.made, dims, kept=relu)
+            read = self._read("activation", down, self.made, dims, kept=shape.activation == "relu")
             return [term("up", dims, self.made, shape.activation, many), *read]
         terms = [term("gate and up", dims, self.made, "activation, product", 1 + many)]
-        bent = [term("activation", dims, self.made, "its product with up")]
-        bent = [] if self.by_liger else bent
-        return terms if self.compiled else terms + bent + self._read("gated", down, self.made, dims)
+        if not self.by_liger and not self.compiled:
+            terms.append(term("activation", dims, self.made, "its product with up"))
+        return terms + self._read("gated", down, self.made, dims)
 
     def _experts(self, stacked: Sequence[Matrix]) -> list[Term]:
         """What a mixture keeps: a row for each token and each of its experts (integrations/moe.py)."""
         built, width, term = self.built, self.stream, self.dims.term
         adapted, what = any(m.name in built.adapted for m in stacked), "grouped_mm_experts_forward"
+        own = 1 + self.shape.gated + (not self.compiled)
         terms = [
-            term("gate, up and activation", "B·S·X·F", width, what, 3 if self.shape.gated else 2),
+            term("gate, up and activation", "B·S·X·F", width, what, own),
             term("rows out of experts", "B·S·X·H", width, "their product with the share"),
             term("chances", "B·S·E", 4, "the router's softmax", 2),
         ]
@@ -324,10 +312,9 @@ class Activations:
             return terms
         if self.recipe.mixed and not self.recipe.fsdp and self.built.loose_dtype == "fp32":
             terms.append(term("the head in 16 bit", "V·H", self.compute, "its product, under autocast"))
-        if self.compiled:
-            return [*terms, term("logits", "B·S·V", self.compute, LOSS)]
         capped = [term("tanh of logits", "B·S·V", self.compute, "tanh")] if self.shape.logit_softcap else []
-        return [*terms, term("log-probabilities", "B·S·V", 4, LOSS), *capped]
+        name, width = ("logits", self.compute) if self.compiled else ("log-probabilities", 4)
+        return [*terms, term(name, "B·S·V", width, LOSS), *capped]
 
     @cached_property
     def held_after_forward(self) -> list[Term]:

@@ -158,7 +158,11 @@ class Memory:
         grads_at_end = (
             table if freed_early else all_grads + units.own_made - units.own_made // recipe.dp_shard
         )
-        temporaries_at_end = max(tied_part, table * step.share * step.in_backward) + units.own_reduced
+        # compiled code adds up the rows of 16 bit in fp32 (torch/_decomp/decompositions.py)
+        summed_up = 2 * table if acts.compiled and width == 2 else 0
+        temporaries_at_end = (
+            max(tied_part, table * step.share * step.in_backward) + units.own_reduced + summed_up
+        )
         logits = acts.dims.of("B·S·V") * acts.compute * recipe.whole_logits
         at, rows = self._moment, list[Moment]()  # bytes: gathered, gradients, activations, temporaries
         for block, (_, kept, again) in zip(built.shape.blocks, sizes.kept, strict=True):

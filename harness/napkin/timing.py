@@ -22,7 +22,7 @@ from harness.step_profile import utilization
 PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
 """PASSES is how often each byte that is kept is read or written. The others are the operators that forward
 launches for a block besides its matrix products, for an adapter, and for the loss."""
-COMPILED_PASSES = 2, 4
+COMPILED_PASSES = 1.2, 2.3
 """The passes over what a compiled block keeps, in forward and in backward, as Inductor counts them for the
 kernels that it makes (profiles/cpu/compiled_bytes.json)."""
 
@@ -199,9 +199,9 @@ class Timing:
                 if not keeps_products or sizes.built.storage(matrix):
                     works += self._products(matrix, count * factor, backward=passes == 2)
             times = count * self.micro * passes
-            over = COMPILED_PASSES[passes - 1] // passes if acts.compiled else PASSES
+            over = COMPILED_PASSES[passes - 1] / passes if acts.compiled else PASSES
             read = sum_of(term for term in acts.kept_by(block) if term.source != DEQUANTIZED)  # by products
-            works.append(Work(0, read * over, OPERATORS).times(times))
+            works.append(Work(0, int(read * over), OPERATORS).times(times))
             if block.attends and not keeps_products:
                 flops = 2 * d("B·N·S·S") * (d("D") + d("U"))  # a fused backward makes the scores once more
                 flops += flops // 4 if passes == 2 and acts.kernel == "fused" else 0

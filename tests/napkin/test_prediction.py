@@ -20,6 +20,7 @@ from harness.napkin import Timing, derive_terms, estimate, predict, required_byt
 from harness.recipe import EFFECTS, Recipe, list_recipes, load_recipe
 from harness.recipe.fields import Optimizer
 from harness.step_profile.step_profile import StepProfile
+from harness.system import TorchRelease
 
 H100, A100 = find_hardware("h100"), find_hardware("a100-80gb")
 RECIPES = [name for name, _ in list_recipes()]
@@ -34,6 +35,16 @@ def answer(recipe: Recipe, shape: ModelShape = SMALL):
     """All that napkin says of a recipe, but for the recipe itself."""
     document = predict(recipe, H100, shape).model_dump()
     return {name: value for name, value in document.items() if name != "recipe"}
+
+
+def test_no_workspace_is_counted_that_pytorch_frees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Hopper two of 32 MiB are kept (ATen/cuda/CublasHandlePool.cpp); by PyTorch 2.15 none."""
+    peaks = list[int]()
+    for minor in (14, 15):
+        release = TorchRelease(2, minor)
+        monkeypatch.setattr(TorchRelease, "of", lambda _, release=release: release)
+        peaks.append(predict(small(), H100, SMALL).memory.peak_allocated_bytes)
+    assert peaks[0] - peaks[1] == 2 * 32 * 2**20
 
 
 # Every field is priced, or neutral for a reason -------------------------------------------------

@@ -104,6 +104,7 @@ def saved_bytes(recipe: Recipe) -> int:
         return tensor
 
     if recipe.compile:
+        torch._dynamo.reset()  # or the sizes of an earlier model make this one's symbols
         model = torch.compile(model, backend=_partitioned)
         with training.autocast():
             model(**batch, num_items_in_batch=count)  # traced here, without the hooks
