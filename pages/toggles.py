@@ -361,7 +361,9 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
         "or `peft={target_parameters: [mlp.experts.down_proj]}` for the experts of a mixture. With adapter: "
         "peft, any other method by its name: `adapter=peft peft={peft_type: VERA, r: 256}`. peft's own class "
         "says which fields there are.",
-        costs="napkin has no price for it, unless it changes values alone. A simulation runs peft's code.",
+        costs="napkin has no price for it, unless it changes values alone. A simulation runs peft's code. It "
+        "refuses FROD and SHiRA, which compute with the model's values: `harness run RECIPE --gpu h100` "
+        "has an answer for them. PiSSA and OLoRA decompose every weight in setup, whose peak is another.",
     ),
 }
 """By field: what it buys, and what it costs, of a field that has as many values as another library likes."""

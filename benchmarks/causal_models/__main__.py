@@ -153,7 +153,7 @@ def main() -> int:
             rows = {(row["type"], row["method"]): row for row in before["rows"]}
     wanted = [(kind, method) for kind in options.type or all_types() for method in options.method or METHODS]
     if options.methods:
-        wanted = [("mixtral" if method == "experts" else "llama", method) for method in MORE_METHODS]
+        wanted = [("mixtral" if "experts" in method else "llama", method) for method in MORE_METHODS]
     if options.vision:
         methods = options.method or VISION_METHODS
         wanted = [(kind, method) for kind in options.type or models_that_see() for method in methods]

@@ -60,6 +60,7 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "liger": {"kernels": "liger"},
     "liger lora": {"kernels": "liger", "adapter": "lora", "gradient_checkpointing": True},
     "liger fused mixed": {"kernels": "liger", "loss": "fused_linear", "precision": "bf16-mixed"},
+    "liger experts": {"kernels": "liger"},
     "linear_cross_entropy": {"loss": "linear_cross_entropy"},
     "linear_cross_entropy fp32": {"loss": "linear_cross_entropy", "precision": "fp32"},
     "linear_cross_entropy lora": {
@@ -99,9 +100,19 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "fourierft": {"adapter": "peft", "peft": {"peft_type": "FOURIERFT", "n_frequency": 100}},
     "ln_tuning": {"adapter": "peft", "lora_targets": ["input_layernorm"], "peft": {"peft_type": "LN_TUNING"}},
     "prompt_tuning": {"adapter": "peft", "peft": {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 8}},
+    "tinylora": {"adapter": "peft", "peft": {"peft_type": "TINYLORA"}},
+    "vblora": {
+        "adapter": "peft",
+        "peft": {"peft_type": "VBLORA", "num_vectors": 16, "vector_length": 64},
+    },
+    "waveft": {"adapter": "peft", "peft": {"peft_type": "WAVEFT", "n_frequency": 100}},
     "gaussian": {"adapter": "lora", "peft": {"init_lora_weights": "gaussian"}},
     "orthogonal": {"adapter": "lora", "peft": {"init_lora_weights": "orthogonal"}},
     "pissa": {"adapter": "lora", "peft": {"init_lora_weights": "pissa"}},
+    "pissa base": {"adapter": "lora", "adapter_dtype": "base", "peft": {"init_lora_weights": "pissa"}},
+    "olora": {"adapter": "lora", "peft": {"init_lora_weights": "olora"}},
+    "olora nf4": {"adapter": "lora", "quantization": "nf4", "peft": {"init_lora_weights": "olora"}},
+    "mica": {"adapter": "lora", "peft": {"init_lora_weights": "mica"}},
     "rank pattern": {"adapter": "lora", "peft": {"rank_pattern": {"q_proj": 64}}},
 }
 """Other methods, each of which one type shows: a mixture for experts, llama for the others."""

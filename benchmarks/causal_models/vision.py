@@ -20,6 +20,7 @@ TOWERS: dict[str, dict[str, Any]] = {
         for kind in ("qwen3_vl", "qwen3_vl_moe")
     },
     **{kind: {"image_size": 112, "patch_size": 14} for kind in ("gemma3", "llava", "vipllava")},
+    "llava_next": {"image_size": 112, "patch_size": 28},
     "internvl": {"image_size": [56, 56], "patch_size": [14, 14]},
     "llama4": {
         **{"image_size": 56, "patch_size": 14, "intermediate_size": 4 * 256},
@@ -29,6 +30,7 @@ TOWERS: dict[str, dict[str, Any]] = {
 """By type: what sizes of the tower ask of each other, and of the decoder's."""
 AROUND: dict[str, dict[str, Any]] = {
     "gemma3": {"mm_tokens_per_image": 16},
+    "llava_next": {"image_grid_pinpoints": [[112, 224], [224, 112], [224, 224]]},
     "vipllava": {"vision_feature_layers": [-2, -1]},
 }
 

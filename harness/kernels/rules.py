@@ -51,6 +51,14 @@ def all_any(script: Script, self: Tensor, gpu: Gpu, dim: Dims = None) -> None:
     reduce(script, self, dim, torch.bool, Kernel(1), gpu)
 
 
+@kernel("isinf")
+def isinf(script: Script, self: Tensor) -> None:
+    """native/TensorCompare.cpp: whether the absolute values are equal to infinity."""
+    absolute = script.take(size_of(self))
+    script.output(0)
+    script.free(absolute)
+
+
 @kernel("amax max min")
 def extreme(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: Any = None) -> None:
     """cuda/ReduceMaxValuesKernel.cu, over everything or over amax's dims. Where indices are returned too,

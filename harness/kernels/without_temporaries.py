@@ -81,7 +81,7 @@ declare(
 declare("_amp_update_scale_", nothing=LISTS, result=returns_first)
 # TensorFactories.cpp, cuda/RangeFactories.cu, cuda/Distribution*.cu: a generator's state is the host's
 FILLED = "made or filled by one kernel, or by none"
-declare("arange eye full linspace ones randn scalar_tensor zeros", nothing=FILLED)
+declare("arange eye full linspace ones randn randn_like scalar_tensor zeros", nothing=FILLED)
 declare("empty empty_like empty_strided new_empty new_empty_strided", nothing=FILLED, launches=False)
 # the argument is given for its shape alone
 declare("new_full new_ones new_zeros full_like ones_like zeros_like", nothing=FILLED, unread=0)

@@ -79,6 +79,11 @@ class Derived(Fields):
         return self.prefers or self.rewarded or self.loss == "fused_lm_head"
 
     @property
+    def by_peft(self) -> bool:
+        """Whether peft does more than a recipe's own fields say: another method, or fields of its config."""
+        return bool(self.peft)
+
+    @property
     def rewarded(self) -> bool:
         """Whether each row is an answer with an advantage over other answers to its prompt (GRPO)."""
         return self.task == "grpo"

@@ -17,6 +17,7 @@ from harness.simulate.cuda.shape_cache import VIEW, Call, tensors_in
 from harness.simulate.l2_cache import SHARED_BYTES, Again, L2Cache, TouchedTensor, touched_tensors
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
+from harness.training import is_on_host
 
 aten = torch.ops.aten
 
@@ -75,7 +76,7 @@ class SimulatedDevice(StorageTracker):
             if is_on_device(out, args):
                 call.script = script_of(func, args, kwargs, out, self.rules.gpu)
                 self._note(operator_name(func), call.script)
-        if call.script:
+        if call.script and not is_on_host():  # kernels of the host take nothing of the device
             self._play(call.script, func, out)
         if self.recorded:
             self._see(out, func)

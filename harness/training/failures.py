@@ -23,6 +23,19 @@ UNUSED = "Expected to have finished reduction in the prior iteration"
 (torch/csrc/distributed/c10d/reducer.cpp)."""
 
 
+NO_VALUES = (
+    "A simulation has shapes and no values. `harness run RECIPE --gpu h100` runs it on a virtual GPU, where "
+    "values that no kernel computed are 0, and `harness napkin` has an estimate."
+)
+
+
+def needs_values(model: Any, error: Exception) -> bool:
+    """Whether a simulation of `model` failed for want of values: it has none to copy, or to place in a sparse
+    tensor."""
+    simulated = any(parameter.is_meta for parameter in model.parameters())
+    return simulated and (isinstance(error, NotImplementedError) or "meta tensor" in str(error))
+
+
 @contextmanager
 def errors_explained(model: Any) -> Iterator[None]:
     """Raises InputError for an error of the code of `model`, or of peft's around it, in the `with` block."""
@@ -50,16 +63,13 @@ def _explained(model: Any, error: Exception) -> InputError | None:
             f"parallel: ddp waits for the gradient of every parameter that is trained, and some of "
             f"{model.config.model_type} have none after a step. Set parallel: fsdp, or train other layers."
         )
+    kind = model.config.model_type
+    if place is not None and needs_values(model, error):
+        return InputError(
+            f"model: {kind} asks for values, at {place}, and its memory depends on them. {NO_VALUES}"
+        )
     if place is None or frames[-1].filename.startswith(package):
         return None
-    kind = model.config.model_type
-    simulated = any(parameter.is_meta for parameter in model.parameters())
-    if simulated and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
-        return InputError(
-            f"model: {kind} asks for values, at {place}, and its memory depends on them. A simulation has "
-            "shapes and no values. `harness run RECIPE --gpu h100` runs it on a virtual GPU, where "
-            "values that no kernel computed are 0, and `harness napkin` has an estimate."
-        )
     message = f"{type(error).__name__}: {first_line(error)}"
     if hasattr(model, "peft_config"):
         fix = "List other layers in lora_targets, for example [q_proj, v_proj], or set adapter: none"

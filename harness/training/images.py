@@ -1,7 +1,7 @@
 """What a model's processor makes of images: how many tokens of a row, and which other inputs.
 
 The processors themselves are not called: they need packages and files of their own, and these are a few lines
-of arithmetic. Families go one of four ways, which are listed here; tests compare with the processors.
+of arithmetic. Families go one of five ways, which are listed here; tests compare with the processors.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from harness.errors import InputError
 from harness.parallel import DTYPES
 from harness.recipe import Recipe
 from harness.training.model_config import model_class, sees
-from harness.training.tiles import CUT_OTHERWISE, MOST, tiles_of
+from harness.training.tiles import CUT_OTHERWISE, MOST, pinpointed_tiles, tiles_of
 
 BY_GRID = (
     "qwen2_vl",
@@ -38,7 +38,9 @@ WHOLE = ("gemma3", "llava", "vipllava")
 """Types of model that resize every image to the one size that the tower takes."""
 TILED = tuple(MOST)
 """Types of model that cut every image into tiles of the size that the tower takes (training/tiles.py)."""
-KNOWN = (*BY_GRID, *BY_SIZE, *WHOLE, *TILED)
+PINPOINTED = ("llava_next",)
+"""Types of model that cut an image into the best of the grids in their config, and drop what is padding."""
+KNOWN = (*BY_GRID, *BY_SIZE, *WHOLE, *TILED, *PINPOINTED)
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,10 @@ def images_of(recipe: Recipe, config: Any) -> Images | None:
         shuffled = config.downsample_ratio if family == "internvl" else vision.pixel_shuffle_ratio
         tokens = tiles * round((side // patch * shuffled) ** 2)
         pixels = (tiles, channels, side, side)
+    elif family in PINPOINTED:
+        side, size = vision.image_size, _height_and_width(recipe)
+        tiles, tokens = pinpointed_tiles(config, size)
+        pixels, sizes = (1, tiles, channels, side, side), ("image_sizes", size)
     else:
         patch, merged = vision.patch_size, getattr(vision, "spatial_merge_size", None)
         merged = merged or config.spatial_merge_size

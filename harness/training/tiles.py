@@ -4,6 +4,10 @@ The largest numbers of tiles are the processors' defaults, with which the models
 cut images too, and are refused (CUT_OTHERWISE).
 """
 
+from typing import Any
+
+import torch
+
 MOST = {"internvl": 12, "llama4": 16}
 """By type of model: the most tiles of an image. If there are several, the whole image is one more."""
 CUT_OTHERWISE = {
@@ -12,10 +16,7 @@ CUT_OTHERWISE = {
         "pads every row's images to as many tiles, and its model looks at the pixels to leave the padding "
         "out: its memory depends on values",
     ),
-    **dict.fromkeys(
-        ("llava_next", "llava_onevision"),
-        "drops of the tiles' features what is padding, and ends each row of them with a word of its own",
-    ),
+    "llava_onevision": "makes the tiles' features fewer where an image has many",
 }
 """By type of model: why the tiles of its processor are not counted here."""
 
@@ -25,6 +26,19 @@ def tiles_of(family: str, side: int, height: int, width: int) -> int:
     cut = _nearest_in_shape if family == "internvl" else _least_resized
     count = cut(MOST[family], side, height, width)
     return count + (count > 1)
+
+
+def pinpointed_tiles(config: Any, size: tuple[int, int]) -> tuple[int, int]:
+    """The tiles and the tokens of an image of `size` (height, width), by functions of the model itself: the
+    whole image; then the best grid's tiles, less what is padding, with a token at the end of each row."""
+    from transformers.models.llava_next import modeling_llava_next as model
+
+    vision, grids = config.vision_config, config.image_grid_pinpoints
+    rows, columns = model.get_anyres_image_grid_shape(size, grids, vision.image_size)
+    side = vision.image_size // vision.patch_size
+    features = torch.empty(1, rows * side, columns * side, device="meta")
+    _, height, width = model.unpad_image(features, size).shape
+    return rows * columns + 1, side**2 + height * (width + 1)
 
 
 def _grids(most: int) -> list[tuple[int, int]]:

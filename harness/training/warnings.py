@@ -19,11 +19,18 @@ DTensor of 16-bit numbers, each of which holds four values."""
 
 def surprises_of_model(recipe: Recipe, model: nn.Module) -> list[str]:
     """Warnings about kernels, quantization and adapters of `model`, which model.build_model has built."""
+    kernels = _kernels_of(model)
+    names = [getattr(module.forward, "__qualname__", "") for module in model.modules()]
+    if any(name.startswith("LigerExperts.") for name in names):
+        kernels.append(
+            "kernels: liger multiplies by the experts in kernels whose work no estimate of time knows: the "
+            "step takes longer. The first step takes 0.25 GiB more, in which Triton measures them"
+        )
     if not recipe.quantized:
-        return _kernels_of(model)
+        return kernels
     experts: list[Any] = [part for part in model.modules() if hasattr(part, "parametrizations")]
     states = [state for part in experts for state in part.parametrizations.values()]
-    return _kernels_of(model) + surprises_of_quantization(
+    return kernels + surprises_of_quantization(
         recipe,
         {name for part in experts for name in part.parametrizations},
         sum(state[0].quant_state.shape.numel() for state in states),  # elements before they were packed

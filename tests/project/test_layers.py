@@ -36,6 +36,7 @@ HOMES = {
         "training/model_config.py",
         "data/tokenizer.py",
         "training/refusals.py",
+        "training/tiles.py",  # how LLaVA-NeXT cuts an image
         "training/toggles/attention.py",  # whether flash attention is installed
         "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
         "training/toggles/chunked_loss.py",  # what a model returns that has a loss and no logits

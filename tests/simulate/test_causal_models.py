@@ -34,6 +34,7 @@ OF_LLAMA = (
     *("dora", "dora nf4", "lora+", "vera", "dpo", "dpo lora", "dpo precomputed"),
     *("liger", "liger lora", "linear_cross_entropy", "linear_cross_entropy lora", "fused_lm_head"),
     *("fused_lm_head lora", "orpo", "orpo mixed", "grpo", "grpo lora", "kto", "kto lora", "kto precomputed"),
+    *("vblora", "tinylora", "waveft", "pissa", "pissa base", "olora nf4", "mica"),
     *("reward", "reward mixed", "embedding", "embedding lora", "classification lora", "classification nf4"),
 )
 METHODS_OF_LLAMA = {f"llama {method}": ("llama", method) for method in OF_LLAMA}
@@ -41,6 +42,7 @@ SAMPLED = {f"{kind} {how}": (kind, how) for kind, how in zip(SAMPLE, itertools.c
 OTHERS = [
     *(("mixtral", "experts"), ("gemma3", "images lora"), ("gemma3", "images and tower"), ("llava", "images")),
     *(("mistral3", "images lora"), ("qwen2_5_vl", "images"), ("qwen2_5_vl", "images lora")),
+    ("llava_next", "images lora"),
     *(("qwen2_5_vl", "text alone"), ("qwen3_vl", "images and tower")),
 ]
 USUAL = SAMPLED | {f"{kind} {method}": (kind, method) for kind, method in OTHERS}
@@ -61,6 +63,22 @@ def test_the_peaks_are_those_that_pytorch_counted(asked: tuple[str, str], tmp_pa
     assert memory.first_step_peak_allocated_bytes == emulated["first step"]
     assert memory.peak_allocated_bytes == emulated["allocated"]
     assert memory.peak_reserved_bytes == emulated["reserved"]
+
+
+def test_triton_measures_the_kernels_of_experts_once(tmp_path: Path) -> None:
+    """In each simulation of a process. The virtual GPU counts no tokens of an expert, and so has no tiles of
+    them. A simulation has one in each of two layers, which takes two blocks."""
+    config, emulated = config_file("mixtral", tmp_path), ROWS["mixtral", "liger experts"]["emulated"]
+    assert isinstance(config, Path), config
+    recipe = recipe_of(config, "liger experts").model_copy(update=THREE_STEPS)
+    tiles = 2 * 2 * 512
+    for _ in range(2):
+        profile = simulate(recipe, find_hardware(GPU))[0]
+        memory = profile.memory
+        assert memory.first_step_peak_allocated_bytes == emulated["first step"] + tiles
+        assert memory.peak_allocated_bytes == emulated["allocated"] + tiles
+        assert memory.peak_reserved_bytes == emulated["reserved"]
+        assert any("no estimate of time knows" in warning for warning in profile.warnings)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

@@ -220,3 +220,13 @@ def test_where_a_repeated_step_runs_out_is_a_moment_of_the_recorded_one() -> Non
     assert [span.size_bytes for span in memory.live_spans()] == [10 * MiB, 20 * MiB]
     assert memory.allocated_bytes == 30 * MiB
     assert memory.phase == "backward"
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_a_step_on_the_host_takes_nothing_of_the_device(optimizer: str) -> None:
+    """Neither do the sums inside the kernels that clip and factor the gradients there."""
+    recipe = tiny(offload=["optimizer"], optimizer=optimizer, max_grad_norm=1.0)
+    _, memory = simulate(recipe, find_hardware("a100-80gb"))
+    trace = [e for e in memory.snapshot()["device_traces"][0] if e["action"] == "alloc"]
+    taken = [e["size"] for e in trace if phase_of(e["user_metadata"]) == "optimizer_step"]
+    assert taken == [4, 4]  # the sum of the losses, and the step's loss

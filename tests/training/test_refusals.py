@@ -188,6 +188,20 @@ def test_a_simulation_has_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
         simulate(tiny(), H100)
 
 
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("FROD", r"peft: \{peft_type: FROD\}: peft asks for values of"),
+        ("SHIRA", "llama asks for values, at peft/"),
+    ],
+)
+def test_methods_that_compute_with_values_are_refused(method: str, says: str) -> None:
+    """FROD decomposes the model's weights on the host; SHiRA's are in sparse tensors."""
+    recipe = tiny(adapter="peft", lora_targets=["q_proj"], peft={"peft_type": method})
+    with pytest.raises(InputError, match=says):
+        simulate(recipe, H100)
+
+
 def test_ddp_waits_for_what_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapters of layers that a model shares may do so, as Zamba2's."""
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: x)

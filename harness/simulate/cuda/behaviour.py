@@ -52,7 +52,7 @@ class CudaRules:
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
         """Run an operator on shape-only tensors. Returns its result, and the Call, which is the same each
         time the operator is called on such shapes."""
-        if self.recipe.images:
+        if self.recipe.images or self.recipe.by_peft:
             return with_values(func, args, kwargs, self._run)
         return self._run(func, args, kwargs)
 

@@ -26,6 +26,8 @@ class DeviceIsCuda(TorchFunctionMode):
         if func == _DEVICE_OF:
             device = func(*args)
             return CUDA if device.type == "meta" else device
+        if func.__name__ == "_parse_to":  # bitsandbytes asks by it whether a weight goes to a GPU
+            return func(*args, **(kwargs or {}))
         named = {name: _shape_only(value) for name, value in (kwargs or {}).items()}
         return func(*[_shape_only(value) for value in args], **named)
 

@@ -1,7 +1,8 @@
-"""The integers of a batch with images, whose values decide about shapes when a GPU's program reads them back.
+"""Integers whose values decide about shapes when a GPU's program reads them back.
 
-A vision model asks how many patches an image has, and which tokens belong to images. So shape-only tensors of
-integers and bools carry their values here, which the same operators compute on the CPU.
+A vision model asks how many patches an image has, and which tokens belong to images; methods of peft, which
+of the places that they chose are within a weight. So shape-only tensors of integers and bools carry their
+values here, which the same operators compute on the CPU.
 """
 
 from collections.abc import Callable
@@ -38,6 +39,8 @@ def with_values(func: Any, args: Any, kwargs: dict[str, Any], run: Run) -> tuple
         made = tree_map(lambda each: each.new_empty(each.shape, device="meta"), values)
         return _remembered(made, values if known else None), Call()
     out, call = run(func, _with_indices(packet, args), kwargs)
+    if packet is aten.isinf and out.is_meta:  # nothing that a simulation has is infinite
+        return remember(out, torch.zeros(out.shape, dtype=torch.bool)), call
     made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
     if not any(tensor.is_meta for tensor in made) or all(tensor.dtype.is_floating_point for tensor in made):
         return out, call

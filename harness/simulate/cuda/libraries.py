@@ -53,6 +53,8 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
         run = _timed if recipe.by_liger or recipe.by_odds else nothing
         yield Replacement("triton.runtime.jit.JITFunction.run", run, why)
         yield Replacement("triton.runtime.interpreter.InterpretedFunction.run", run, why)
+        why = "measures which way of computing is the fastest (of Liger's kernels for experts)"
+        yield Replacement("triton.runtime.autotuner.Autotuner.run", _chosen_once(), why)
     if recipe.by_liger and find_spec("liger_kernel") is not None:
         why = "has a row of a weight's gradient for each multiprocessor"
         properties = SimpleNamespace(multi_processor_count=gpu.sm_count)
@@ -89,6 +91,12 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
 
         name = "peft.prepare_model_for_kbit_training"
         yield Replacement(name, _with_cuda(prepare), "empties the cache only if there is CUDA")
+    if recipe.by_peft:
+        name = "peft.tuners.tuners_utils.BaseTuner.inject_adapter"
+        inject = as_on_cuda(resolve_name(name), capability)
+        yield Replacement(name, inject, "leaves what is on the meta device as it is")
+        data = property(_DATA.__get__, _set_data)
+        yield Replacement("torch.Tensor.data", data, "takes no weight of the host to the meta device")
     if recipe.four_bit and find_spec("bitsandbytes") is not None:
         why = "copies into a tensor on the CPU, which takes no shapes (peft copies a layer for DoRA)"
         yield Replacement("bitsandbytes.nn.Params4bit.__deepcopy__", _copied, why)
@@ -170,6 +178,20 @@ def _timed(kernel: Any, *args: Any, **kwargs: Any) -> None:
     torch.ops.harness.triton_kernel(touched)
 
 
+def _chosen_once() -> Callable[..., None]:
+    """The run of a Triton kernel that is measured at first. Each measurement overwrites what the L2 cache has
+    with a tensor of 256 MiB (triton/backends/nvidia/driver.py, get_empty_cache_for_benchmark)."""
+    measured = set[int]()
+
+    def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        if id(kernel) not in measured:
+            measured.add(id(kernel))
+            torch.empty(2**26, dtype=torch.int32, device="meta")
+        kernel.fn.run(*args, **kwargs)
+
+    return run
+
+
 def _with_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
     """`prepare` with CUDA available, where peft empties the cache after it has upcast the weights."""
 
@@ -178,6 +200,17 @@ def _with_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
             return prepare(*args, **kwargs)
 
     return prepared
+
+
+_DATA: Any = Tensor.data
+
+
+def _set_data(tensor: Tensor, data: Tensor) -> None:
+    """The setter of Tensor.data, by which a weight of the host comes to a GPU (peft's PiSSA)."""
+    if data.is_meta and not tensor.is_meta:
+        torch.utils.swap_tensors(tensor, torch.nn.Parameter(data, tensor.requires_grad))
+    else:
+        _DATA.__set__(tensor, data)
 
 
 def _copied(weight: Any, memo: dict[int, Any]) -> Any:

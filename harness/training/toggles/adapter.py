@@ -9,6 +9,7 @@ from torch import nn
 
 from harness.errors import InputError, MissingDependency, first_line, is_out_of_memory, nearest
 from harness.recipe import Recipe, shown
+from harness.training.failures import NO_VALUES, needs_values
 from harness.training.model_config import shapes_of
 from harness.training.toggles import Problem
 from harness.training.toggles.vision import not_adapted
@@ -43,18 +44,13 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
             raise
         if recipe.lora_dropout and "lora_dropout" in str(error):
             raise _CannotDrop(
-                f"{_cannot_drop(recipe)}; set lora_dropout: 0, or name linear layers in lora_targets, for "
-                "example [q_proj, v_proj]."
+                f"{_cannot_drop(recipe)}; set lora_dropout: 0, or name linear layers in lora_targets: "
+                f"{', '.join(linear)}."
             ) from error
         field = "peft" if recipe.peft else "lora_targets"
         setting = f"{field}: {shown(getattr(recipe, field))}"
-        from_weights = isinstance(error, RuntimeError) and "init_lora_weights" in recipe.peft
-        if from_weights and next(model.parameters()).is_meta:
-            raise InputError(
-                f"{setting}: peft computes the adapter's first values from the model's, of which a "
-                "simulation has the shapes alone. PiSSA and OLoRA train what LoRA trains: simulate without "
-                "init_lora_weights. `harness run` computes the values."
-            ) from error
+        if needs_values(model, error):
+            raise InputError(f"{setting}: peft asks for values of {recipe.model}. {NO_VALUES}") from error
         # for all-linear peft itself lists layers that it refuses, as a state-space layer's out_proj
         possible = [name for name in linear if f"'{name}'" not in str(error)]
         fix = "" if recipe.peft else f" Its linear layers are {', '.join(linear)}."

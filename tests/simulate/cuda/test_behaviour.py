@@ -71,6 +71,17 @@ def test_rms_norm_is_one_operator(weighted: bool) -> None:
     assert "_fused_rms_norm.default" not in elsewhere.names
 
 
+def test_a_weight_of_the_host_gets_data_of_the_device() -> None:
+    weight = nn.Parameter(torch.ones(2, 3), requires_grad=False)
+    with as_on("h100", adapter="lora", peft={"init_lora_weights": "pissa"}):
+        weight.data = meta(3, 2)
+        assert weight.is_meta
+        assert weight.data.shape == (3, 2)
+        assert not weight.requires_grad
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):  # torch's own, which is back
+        nn.Parameter(torch.ones(1)).data = meta(1)
+
+
 def test_a_disguised_function_sees_a_gpu_and_makes_shapes() -> None:
     def asks(x: Tensor) -> tuple[str, tuple[int, int], Tensor, Tensor]:
         device = x.device

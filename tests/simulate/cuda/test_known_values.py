@@ -77,6 +77,11 @@ def test_what_comes_of_floats_is_not_known() -> None:
         assert not hasattr(grid, "known_values")
 
 
+def test_no_float_is_infinite() -> None:
+    with on_meta():
+        assert not torch.empty(3, device="meta").isinf().any().item()
+
+
 def test_values_of_a_large_mask_are_not_kept() -> None:
     with on_meta() as grid:
         side = torch.arange(MOST_BYTES // 1024, device=grid.device)

@@ -375,13 +375,6 @@ def test_where_no_target_is_there_the_layers_are_named() -> None:
             build_model(lora(kind, lora_targets=["qproj"]), CPU)
 
 
-def test_first_values_from_the_weights_are_not_simulated() -> None:
-    pissa = lora(peft={"init_lora_weights": "pissa"})
-    assert adapted_modules(build_model(pissa, CPU)) == adapted_modules(build_model(lora(), CPU))
-    with pytest.raises(InputError, match=r"a simulation has the shapes alone.*`harness run` computes"):
-        build_model(pissa, torch.device("meta"))
-
-
 @pytest.mark.parametrize(
     "fields",
     [
