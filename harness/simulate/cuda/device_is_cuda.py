@@ -42,7 +42,13 @@ def as_on_cuda(function: Callable[..., Any], capability: tuple[int, int]) -> Cal
     @wraps(function)
     def disguised(*args: Any, **kwargs: Any) -> Any:
         cuda = resolve_name("torch.cuda")
-        with DeviceIsCuda(), replaced(cuda, "get_device_capability", lambda *_: capability):
+        with (
+            DeviceIsCuda(),
+            replaced(cuda, "get_device_capability", lambda *_: capability),
+            # torch.random.fork_rng, by which peft draws a method's first values: there are none to draw
+            replaced(cuda, "get_rng_state", lambda *_: None),
+            replaced(cuda, "set_rng_state", lambda *_: None),
+        ):
             return function(*args, **kwargs)
 
     return disguised

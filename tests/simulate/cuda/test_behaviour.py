@@ -82,6 +82,16 @@ def test_a_weight_of_the_host_gets_data_of_the_device() -> None:
         nn.Parameter(torch.ones(1)).data = meta(1)
 
 
+def test_a_disguised_function_forks_the_random_state_of_the_gpu() -> None:
+    """As peft does for the first values of PSOFT."""
+
+    def draws() -> Tensor:
+        with torch.random.fork_rng(devices=[0]):
+            return torch.rand(2)
+
+    assert as_on_cuda(draws, (8, 0))().shape == (2,)
+
+
 def test_a_disguised_function_sees_a_gpu_and_makes_shapes() -> None:
     def asks(x: Tensor) -> tuple[str, tuple[int, int], Tensor, Tensor]:
         device = x.device
