@@ -45,6 +45,8 @@ class SimulatedMemory(Recording):
         """Whether requests are still logged."""
         self._ran_out_after: int | None = None
         """The event of the recorded step after which a repetition of it ran out of memory; or None."""
+        self._retries = 0
+        """How often the allocator had given back its cache when the present step began."""
         self._last_temporary = 0
         """The key of the latest temporary. These are negative, since keys of storages count up from 0."""
         self._next_block: Block | None = None
@@ -180,8 +182,21 @@ class SimulatedMemory(Recording):
 
     def begin_step(self) -> None:
         """Begin a step."""
+        self._retries = self.allocator.num_alloc_retries
         if self._logs:
             self.log.mark("step")
+
+    def surprises(self) -> list[str]:
+        """A warning, if the allocator found no room in the last step or its repetitions, and then found some
+        by giving back what it had cached."""
+        if self.allocator.num_ooms or self.allocator.num_alloc_retries == self._retries:
+            return []
+        full = (
+            "the device is so full that PyTorch's allocator finds no room in a step, gives back all that it "
+            "has cached, for which the device has to stop, and asks again: that is in no estimate of time. "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True leaves less in pieces, a smaller batch more room"
+        )
+        return [full]
 
     def _enter(self, phase: str) -> None:
         self.phase = phase  # memory may run out in it

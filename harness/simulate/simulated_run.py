@@ -353,7 +353,7 @@ class SimulatedRun:
             warnings.append(
                 f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}"
             )
-        warnings += unasked_tables(self.device.operators)
+        warnings += unasked_tables(self.device.operators) + self.memory.surprises()
         if self.lost_bytes:
             warnings.append(
                 f"every step loses {self.lost_bytes / 2**20:.1f} MiB, which PyTorch never frees: sums of tp "

@@ -54,6 +54,19 @@ def test_allocated_counts_blocks_and_reserved_counts_segments() -> None:
     assert (memory.peak_bytes, memory.peak_reserved_bytes) == (512, 22 * MiB)  # the cache stays reserved
 
 
+def test_a_cache_that_has_to_be_given_back_is_a_surprise() -> None:
+    memory = memory_of(100 * MiB)
+    for key, size_bytes in enumerate((40 * MiB, 80 * MiB)):  # 80 beside 40 in the cache are too many
+        assert not memory.surprises()
+        memory.begin_step()
+        born(memory, key, size_bytes)
+        memory.died(key, size_bytes, False)
+    assert "finds no room in a step" in memory.surprises()[0]
+    memory.begin_step()
+    born(memory, 2, 80 * MiB)  # from the cache
+    assert not memory.surprises()
+
+
 def test_what_lies_in_host_memory_has_no_block() -> None:
     memory = memory_of()
     born(memory, 0, 700, on_host=True)
