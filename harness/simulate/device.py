@@ -81,6 +81,9 @@ class SimulatedDevice(StorageTracker):
         if self.recorded:
             self._see(out, func)
             self._take_time(call, func, args, kwargs, out)
+            if func is aten._local_scalar_dense.default and args[0].is_meta:  # the host waits for the value
+                for clock in self.clocks:
+                    clock.host_waits_until(clock.done_s(clock.stream))
         if "c10d" in func.namespace:
             self._communicate(operator_name(func), args, out)
         return out

@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.allocator import Settings
 from harness.architecture import load_shape
 from harness.hardware.hardware import Calibration, Hardware, find_hardware
 from harness.kernels.cost import operator_bytes
 from harness.kernels.script import Free, Take
 from harness.recipe.check import check_recipe
 from harness.simulate.clock import Cost, SimulatedTime
-from harness.simulate.simulated_run import simulate
+from harness.simulate.cuda.behaviour import cuda_behaviour
+from harness.simulate.simulated_run import SimulatedRun, simulate
+from tests.support.tiny import tiny
 
 aten = torch.ops.aten
 FLOPS, BANDWIDTH, LAUNCH_S = 1e12, 1e9, 1e-6
@@ -102,6 +105,22 @@ def test_the_host_launches_ahead_and_waits_for_nobody() -> None:
     for _ in range(10):  # 6 ms each on the device, 1 us to launch
         add(time, aten.add.Tensor, meta(1000, 1000), meta(1000, 1000))
     assert time.now() == pytest.approx(LAUNCH_S + 10 * 6e-3)
+
+
+def test_who_reads_a_value_back_waits_for_it() -> None:
+    """And the device for the launch of what follows, as in every layer with a flash-attn and one row."""
+    run = SimulatedRun(tiny(), device(), Settings())
+    run.device.recorded = True
+    with cuda_behaviour(run.rules), run.device:
+        for read_back, waits_s in ((False, 0.0), (True, LAUNCH_S)):
+            large = meta(10_000, 10_000)
+            value = (large @ large).sum()
+            if read_back:
+                value.item()
+            before_s = run.time.now()
+            value.add_(value)
+            took_s = 3 * value.nbytes / BANDWIDTH
+            assert run.time.now() - before_s == pytest.approx(waits_s + took_s, rel=0.01)
 
 
 def test_small_operators_take_their_launch() -> None:
