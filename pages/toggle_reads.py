@@ -50,7 +50,7 @@ OWN = {
     ),
     "optimizer_rank": "training/toggles/low_rank_optimizer.py",
     "packing": "training/batches.py",
-    **dict.fromkeys(("task", "dpo_reference"), "training/toggles/preference.py"),
+    **dict.fromkeys(("task", "dpo_reference", "grpo_beta"), "training/toggles/preference.py"),
     "num_labels": "training/toggles/scores.py",
     **dict.fromkeys(("images", "image_size"), "training/images.py"),
     "train_vision": "training/toggles/vision.py",

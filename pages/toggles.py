@@ -284,8 +284,8 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
         "bad answers, one a row, and each prompt with another's answer as well: two forward passes without "
         "gradients beside the two of dpo. orpo has no reference, and reads a pair once, with the logits of "
         "all its tokens and of the chosen a copy. grpo is one forward and one backward over answers that are "
-        "there, with TRL's defaults: no reference, and the probabilities they were drawn by are the model's "
-        "own; generating them is not in the step. reward and "
+        "there, with TRL's defaults: no reference without `grpo_beta`, and the probabilities they were drawn "
+        "by are the model's own; generating them is not in the step. reward and "
         "classification have a head of scores, one or `num_labels`, where the vocabulary's was: no logits, "
         "no weight for them, and of a row the last token alone has a loss. Their peaks are those of TRL's "
         "RewardTrainer and transformers' Trainer but for what a test names "
@@ -347,6 +347,11 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
     "dpo_reference": BuysAndCosts(
         buys="precomputed: no copy of the weights, and no pass of the reference in a step.",
         costs="That pass was made before, over all of the data; its time is not in the step's.",
+    ),
+    "grpo_beta": BuysAndCosts(
+        buys="More than 0: GRPO stays near a reference, as with TRL's `beta`.",
+        costs="In full fine-tuning a second copy of the weights. What it says of the answers comes with "
+        "them, as their rewards do: its pass is before the step, and not in the step's time.",
     ),
     "selective_checkpointing": BuysAndCosts(
         buys="With gradient_checkpointing: no product and no attention is computed twice. PyTorch's "

@@ -81,6 +81,8 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"task": "grpo"},
     "grpo mixed": {"task": "grpo", "precision": "bf16-mixed"},
     "grpo lora": {"task": "grpo", "adapter": "lora", "gradient_checkpointing": True},
+    "grpo reference": {"task": "grpo", "grpo_beta": 0.04},
+    "grpo reference lora": {"task": "grpo", "grpo_beta": 0.04, "adapter": "lora"},
     "reward": {"task": "reward"},
     "reward mixed": {"task": "reward", "precision": "bf16-mixed"},
     "reward lora": {"task": "reward", "adapter": "lora", "gradient_checkpointing": True},

@@ -216,7 +216,12 @@ class Derived(Fields):
     @property
     def copies_reference(self) -> bool:
         """Whether the reference is a frozen copy of the model. With an adapter it is the model without it."""
-        return self.computes_reference and self.trains_base
+        return (self.computes_reference or self.regularized) and self.trains_base
+
+    @property
+    def regularized(self) -> bool:
+        """Whether answers with rewards are compared with what a reference says of them."""
+        return self.rewarded and self.grpo_beta > 0
 
     @property
     def rows(self) -> int:

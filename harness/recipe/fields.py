@@ -41,7 +41,7 @@ class Fields(Values):
     DPOTrainer learns it (the extra `dpo`, as for the next three); a micro batch is pairs then, of two rows
     each. kto: good answers from bad ones, as TRL's KTOTrainer. orpo: to write the chosen of two answers and
     prefer it by its odds, as TRL's experimental ORPOTrainer. grpo: by rewards of the model's own answers, as
-    TRL's GRPOTrainer learns once they are there, without a reference. reward: to score the chosen of two
+    TRL's GRPOTrainer learns once they are there. reward: to score the chosen of two
     higher, as TRL's RewardTrainer. classification: which class a text is of. These two have a head of
     scores in the place of the vocabulary's. embedding: to tell which of two texts belong together, by their
     last tokens' states, as sentence-transformers' MultipleNegativesRankingLoss; without a head."""
@@ -52,6 +52,10 @@ class Fields(Values):
     a frozen copy of the model, or of the model without its adapter. precomputed: with the data."""
     dpo_beta: Positive = 0.1
     """dpo, kto: how much a departure from the reference costs. orpo: how much the odds count."""
+
+    grpo_beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """grpo: how much a departure from the reference costs, whose log-probabilities come with the answers. 0:
+    there is no reference."""
 
     images: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of a model that sees: images in each row, whose tokens are among its seq_len."""

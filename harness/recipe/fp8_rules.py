@@ -27,9 +27,15 @@ FP8_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("fp8", "dpo_reference"),
-        lambda r: r.fp8 and r.copies_reference,
+        lambda r: r.fp8 and r.copies_reference and not r.rewarded,
         "whether the copy that is compared with multiplies in fp8 too is each trainer's own choice; set "
         "dpo_reference: precomputed, or fp8: false",
+    ),
+    Rule(
+        ("fp8", "grpo_beta"),
+        lambda r: r.fp8 and r.copies_reference and r.rewarded,
+        "whether the reference multiplies in fp8 too is each trainer's own choice; set grpo_beta: 0, or "
+        "fp8: false",
     ),
     Rule(
         ("fp8", "images"),

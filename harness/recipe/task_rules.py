@@ -9,6 +9,11 @@ TASK_RULES: tuple[Rule, ...] = (
         "only dpo and kto have a reference; set task: dpo, or dpo_reference: computed",
     ),
     Rule(
+        ("grpo_beta", "task"),
+        lambda r: r.grpo_beta > 0 and not r.rewarded,
+        "only answers with rewards are kept near a reference by it; set task: grpo, or grpo_beta: 0",
+    ),
+    Rule(
         ("num_labels", "task"),
         lambda r: r.num_labels != 2 and r.task != "classification",
         "only a classification has classes; set task: classification, or num_labels: 2",

@@ -20,7 +20,7 @@ from harness.recipe import Recipe
 from harness.training.document_masks import flash_lengths, separate_densely, separate_for_flash
 from harness.training.images import Images
 from harness.training.toggles.attention import additive_mask_dtype
-from harness.training.toggles.preference import GOOD, MISMATCHED, REFERENCE
+from harness.training.toggles.preference import GOOD, MISMATCHED, OF_REFERENCE, REFERENCE
 from harness.training.toggles.scores import LAST
 
 MOST_MICRO_BATCHES = 10_000
@@ -39,7 +39,8 @@ class StepBatches(NamedTuple):
     """gradient_accumulation_steps micro batches. Each has input_ids and, unless it is of pairs that are
     learned as a whole, labels: both int64 (rows, seq_len), but a classification's labels are int64 (rows,).
     Of pairs, the first half of the rows is chosen and the second rejected. Others, where the task has them:
-    the reference's precomputed log-probabilities, fp32 (micro_batch_size,); grpo's advantages, fp32 (rows,);
+    the reference's precomputed log-probabilities, fp32 (micro_batch_size,); grpo's advantages, fp32 (rows,),
+    and the reference's log-probabilities, fp32 (rows, seq_len - 1);
     of a file, the places of the last tokens of texts that are embedded, int64 (rows,), and how many of the
     marked answers are good, an int. With packing there is also what training/document_masks.py returns."""
     num_tokens: int
@@ -101,6 +102,9 @@ class Batches(Iterator[StepBatches]):
             batch |= _mismatched(batch)
         if self.recipe.rewarded:
             batch["advantages"] = torch.tensor([1.0 if row % 2 else -1.0 for row in range(len(rows))])
+        if self.recipe.regularized:
+            log_probs = torch.tensor(-math.log(self.vocab_size))  # as if all tokens were equally likely
+            batch[OF_REFERENCE] = log_probs.expand(len(rows), self.recipe.seq_len - 1)
         if self.recipe.packing:
             lengths = [row.document_lengths for row in rows]
             if self.dense_mask:
@@ -165,6 +169,8 @@ class BatchShapes(Batches):
             batch |= {MISMATCHED + name: batch[name] for name in ("input_ids", "labels")}
         if self.recipe.rewarded:
             batch["advantages"] = _shape(size, dtype=torch.float32)
+        if self.recipe.regularized:
+            batch[OF_REFERENCE] = _shape(size, seq_len - 1, dtype=torch.float32)
         if self.images is not None:
             batch |= self.images.shapes(size, seq_len)
         if not self.recipe.packing:

@@ -29,6 +29,10 @@ NO_VALUES = (
 )
 
 
+FULL_PRECISION = "quantization: none, or adapter: lora: not every method of peft adapts quantized layers"
+"""The fix where another method fails on them."""
+
+
 def needs_values(model: Any, error: Exception) -> bool:
     """Whether a simulation of `model` failed for want of values: it has none to copy, or to place in a sparse
     tensor."""
@@ -55,7 +59,7 @@ def errors_explained(model: Any) -> Iterator[None]:
 def _explained(model: Any, error: Exception) -> InputError | None:
     """The error explained; None if no model's code raised it: a mistake of harness is not the user's."""
     frames = traceback.extract_tb(error.__traceback__)
-    package = str(PurePath(__file__).parents[1])
+    package = PurePath(__file__).parents[1]
     places = [_in_library(frame) for frame in frames]
     place = next((place for place in reversed(places) if place), None)
     if UNUSED in str(error):
@@ -68,10 +72,15 @@ def _explained(model: Any, error: Exception) -> InputError | None:
         return InputError(
             f"model: {kind} asks for values, at {place}, and its memory depends on them. {NO_VALUES}"
         )
-    if place is None or frames[-1].filename.startswith(package):
+    # what a virtual GPU's operator raises, a GPU's would
+    last = PurePath(frames[-1].filename)
+    if place is None or (last.is_relative_to(package) and not last.is_relative_to(package / "virtual_gpu")):
         return None
     message = f"{type(error).__name__}: {first_line(error)}"
-    if hasattr(model, "peft_config"):
+    stored = {type(parameter).__name__ for parameter in model.parameters()}
+    if stored & {"Params4bit", "Int8Params"} and model.peft_config["default"].peft_type != "LORA":
+        fix = f"Set {FULL_PRECISION}"
+    elif hasattr(model, "peft_config"):
         fix = "List other layers in lora_targets, for example [q_proj, v_proj], or set adapter: none"
     elif any(frame.filename.endswith("torch/utils/checkpoint.py") for frame in frames):
         fix = "Set gradient_checkpointing: false"

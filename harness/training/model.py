@@ -116,7 +116,7 @@ def _loss(recipe: Recipe, model: Any, reference: Any) -> Callable[[Any, Any, Any
     if recipe.by_odds:
         return loss_of_odds(recipe)
     if recipe.rewarded:
-        return loss_of_rewards
+        return loss_of_rewards(recipe)
     return loss_by_trl if recipe.by_trl else loss_of_model
 
 

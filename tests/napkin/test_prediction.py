@@ -57,6 +57,7 @@ FSDP = {"parallel": "fsdp", "precision": "bf16-mixed", "reduce_dtype": "fp32", "
 PRICED = {
     "task": ({}, "dpo"),
     "dpo_reference": ({"task": "dpo"}, "precomputed"),
+    "grpo_beta": ({"task": "grpo"}, 0.04),
     "num_labels": ({"task": "classification"}, 1000),
     "images": ({"images": 1, "image_size": (224,)}, 2),
     "image_size": ({"images": 1, "image_size": (224,)}, (224, 448)),

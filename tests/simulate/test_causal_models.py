@@ -33,7 +33,8 @@ SAMPLE = (
 OF_LLAMA = (
     *("dora", "dora nf4", "lora+", "vera", "dpo", "dpo lora", "dpo precomputed"),
     *("liger", "liger lora", "linear_cross_entropy", "linear_cross_entropy lora", "fused_lm_head"),
-    *("fused_lm_head lora", "orpo", "orpo mixed", "grpo", "grpo lora", "kto", "kto lora", "kto precomputed"),
+    *("fused_lm_head lora", "orpo", "orpo mixed", "kto", "kto lora", "kto precomputed"),
+    *("grpo", "grpo lora", "grpo reference", "grpo reference lora"),
     *("vblora", "tinylora", "waveft", "pissa", "pissa base", "olora nf4", "mica"),
     *("reward", "reward mixed", "embedding", "embedding lora", "classification lora", "classification nf4"),
 )

@@ -202,6 +202,16 @@ def test_methods_that_compute_with_values_are_refused(method: str, says: str) ->
         simulate(recipe, H100)
 
 
+@pytest.mark.parametrize(
+    ("method", "says"), [("HRA", "of llama fails at peft/"), ("TINYLORA", "peft: {peft_type: TINYLORA}")]
+)
+def test_methods_that_adapt_no_quantized_layer_are_told_apart(method: str, says: str) -> None:
+    """peft's own code fails, in a step or before it."""
+    fields: dict[str, Any] = {"quantization": "nf4", "precision": "bf16", "lora_targets": ["q_proj"]}
+    with pytest.raises(InputError, match=rf"{says}.* Set quantization: none, or adapter: lora"):
+        simulate(tiny(adapter="peft", peft={"peft_type": method}, **fields), H100)
+
+
 def test_ddp_waits_for_what_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapters of layers that a model shares may do so, as Zamba2's."""
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: x)

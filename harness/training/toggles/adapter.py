@@ -9,7 +9,7 @@ from torch import nn
 
 from harness.errors import InputError, MissingDependency, first_line, is_out_of_memory, nearest
 from harness.recipe import Recipe, shown
-from harness.training.failures import NO_VALUES, needs_values
+from harness.training.failures import FULL_PRECISION, NO_VALUES, needs_values
 from harness.training.model_config import shapes_of
 from harness.training.toggles import Problem
 from harness.training.toggles.vision import not_adapted
@@ -54,6 +54,8 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
         # for all-linear peft itself lists layers that it refuses, as a state-space layer's out_proj
         possible = [name for name in linear if f"'{name}'" not in str(error)]
         fix = "" if recipe.peft else f" Its linear layers are {', '.join(linear)}."
+        if recipe.quantized and recipe.adapter == "peft":
+            fix = f" Set {FULL_PRECISION}."
         if recipe.adapts_every_linear and possible != linear:
             fix = f" The others are lora_targets: [{', '.join(possible)}]."
         raise InputError(f"{setting}: {first_line(error).rstrip('.')}.{fix}") from error

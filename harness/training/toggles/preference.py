@@ -34,6 +34,8 @@ CLIPPED = 0.2
 """The ratio of a token's probability to that it was drawn with is clipped to 1 +- this (epsilon)."""
 REFERENCE = ("chosen", "rejected")
 """Keys in a batch: the reference's log-probabilities; for kto, of the answers and the mismatched ones."""
+OF_REFERENCE = "reference_log_probs"
+"""The key in a batch of answers with rewards: what the reference says of each token but a row's first."""
 MISMATCHED = "mismatched_"
 """The beginning of keys in a batch whose answers are to other prompts. They serve to estimate how far the
 model has departed from its reference (arXiv 2402.01306, section 4.1)."""
@@ -131,17 +133,29 @@ def _log_of_rest(log_prob: Tensor) -> Tensor:
     return torch.where(log_prob < -math.log(2), small, torch.log(-torch.expm1(log_prob)))
 
 
-def loss_of_rewards(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tensor:
-    """A loss for Training.loss: this micro batch's part of the mean over the step's tokens. The model as it
-    is now has drawn the answers, so their probabilities are those they were drawn with."""
-    outputs = _outputs(called, batch)
-    log_probs = outputs.log_probs[:, -(batch["labels"].shape[1] - 1) :]
-    ratio = torch.exp(log_probs - log_probs.detach())
-    clipped = torch.clamp(ratio, 1 - CLIPPED, 1 + CLIPPED)
-    advantages = batch["advantages"].unsqueeze(1)
-    each = -torch.min(ratio * advantages, clipped * advantages)
-    learned = (batch["labels"][:, 1:] != NOT_PREDICTED).to(each.dtype)
-    return (each * learned).sum() / torch.as_tensor(num_tokens).clamp(min=1)
+def loss_of_rewards(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
+    """A loss for Training.loss: the mean over the step's tokens."""
+
+    def loss(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tensor:
+        """This micro batch's part of the mean. The model as it is now has drawn the answers, so their
+        probabilities are those they were drawn with."""
+        outputs = _outputs(called, batch)
+        log_probs = outputs.log_probs[:, -(batch["labels"].shape[1] - 1) :]
+        ratio = torch.exp(log_probs - log_probs.detach())
+        departed = None
+        if recipe.regularized:
+            reference = batch[OF_REFERENCE]
+            departed = torch.exp(reference - log_probs) - (reference - log_probs) - 1
+            departed = departed * ratio  # 1, but for its gradient (arXiv 2512.02556)
+        clipped = torch.clamp(ratio, 1 - CLIPPED, 1 + CLIPPED)
+        advantages = batch["advantages"].unsqueeze(1)
+        each = -torch.min(ratio * advantages, clipped * advantages)
+        if departed is not None:
+            each = each + recipe.grpo_beta * departed
+        learned = (batch["labels"][:, 1:] != NOT_PREDICTED).to(each.dtype)
+        return (each * learned).sum() / torch.as_tensor(num_tokens).clamp(min=1)
+
+    return loss
 
 
 def _outputs(called: Any, batch: dict[str, Any], prefix: str = "") -> Any:

@@ -49,7 +49,7 @@ ELSEWHERE = {
     *("weight_decay", "warmup_steps", "steps", "seed"),
     *("checkpoint_every", "on_nan"),  # between the steps: test_checkpoint_resume, test_nan
     *("use_rslora", "use_dora", "lora_plus_ratio", "peft"),  # test_adapter
-    *("dpo_reference", "dpo_beta"),  # test_preference
+    *("dpo_reference", "dpo_beta", "grpo_beta"),  # test_preference
     "num_labels",  # test_scores
     "optimizer_rank",  # test_optimizer
     *("images", "image_size", "train_vision"),  # test_vision

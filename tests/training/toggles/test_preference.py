@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from harness.recipe import Recipe
 from harness.training.batches import Batch
 from harness.training.step import Training, train_step
-from harness.training.toggles.preference import loss_of_pairs
+from harness.training.toggles.preference import OF_REFERENCE, loss_of_pairs
 from tests.support.tiny import NullObserver, built, step, tiny, weights
 
 trl = pytest.importorskip("trl")
@@ -238,12 +238,18 @@ def test_dropout_is_off() -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("fields", [{}, {"adapter": "lora"}, {"family": "gpt2"}], ids=str)
+NEAR = {"grpo_beta": 0.04}
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"adapter": "lora"}, {"family": "gpt2"}, NEAR, NEAR | {"adapter": "lora"}], ids=str
+)
 def test_grpo_s_loss_and_gradients_are_those_of_trl(fields: dict[str, Any], tmp_path: Path) -> None:
-    """Of answers that are there, by GRPOTrainer as it is configured by default."""
+    """Of answers that are there, by GRPOTrainer as it is configured by default, but for `beta`."""
     from datasets import Dataset
 
-    training, batches = built(tiny(task="grpo", micro_batch_size=4, **fields))
+    recipe = tiny(task="grpo", micro_batch_size=4, **fields)
+    training, batches = built(recipe)
     arguments = trl.GRPOConfig(
         output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], num_generations=4, beta=0.0
     )
@@ -255,15 +261,20 @@ def test_grpo_s_loss_and_gradients_are_those_of_trl(fields: dict[str, Any], tmp_
         train_dataset=Dataset.from_list([{"prompt": "a"}] * 8),
         processing_class=tokenizer(),
     )
+    trainer.beta = recipe.grpo_beta  # now, or it would load a reference, of which the loss knows nothing
     trainer.current_gradient_accumulation_steps = 1
     _moved(training.model)
     ((batch,), num_tokens) = next(batches)
+    reference = batch.get(OF_REFERENCE)
+    assert (reference is not None) == (recipe.grpo_beta > 0)
 
     def theirs(model: Any) -> Tensor:
         prompt, completion = batch["input_ids"][:, :1], batch["input_ids"][:, 1:]
         inputs = {"prompt_ids": prompt, "completion_ids": completion, "advantages": batch["advantages"]}
         inputs |= {"prompt_mask": torch.ones_like(prompt), "completion_mask": torch.ones_like(completion)}
         inputs["num_items_in_batch"] = torch.tensor(num_tokens)
+        if reference is not None:
+            inputs["ref_per_token_logps"] = reference
         return trainer.compute_loss(model, inputs)
 
     same_as_theirs(training, batch, num_tokens, theirs)

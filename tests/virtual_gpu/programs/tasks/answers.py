@@ -1,6 +1,6 @@
 """TRL's ORPOTrainer on pairs without padding, or GRPOTrainer's step on answers that are there: `answers.py
-CONFIG orpo|grpo full|lora [checkpointing]`. Its last line has the allocated peak of the last of three steps,
-in bytes."""
+CONFIG orpo|grpo full|lora [checkpointing] [reference]`. Its last line has the allocated peak of the last of
+three steps, in bytes."""
 
 import sys
 import tempfile
@@ -36,6 +36,8 @@ class OfGivenAnswers(GRPOTrainer):
         batch = {"prompt_ids": ids(1), "completion_ids": ids(TOKENS - 1)}
         batch |= {f"{name}_mask": torch.ones_like(batch[f"{name}_ids"]) for name in ("prompt", "completion")}
         batch["advantages"] = torch.ones(ROWS)
+        if self.beta:
+            batch["ref_per_token_logps"] = torch.full((ROWS, TOKENS - 1), -5.0)
         batch["num_items_in_batch"] = torch.tensor(ROWS * (TOKENS - 1))
         return {name: tensor.to("cuda") for name, tensor in batch.items()}
 
@@ -45,9 +47,14 @@ model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype
 orpo = task == "orpo"
 rows = [{"prompt": "a", "chosen": f"b{n}", "rejected": "c"} for n in range(ROWS * STEPS)]
 own = {"remove_unused_columns": False} if orpo else {"num_generations": ROWS}
+if "reference" in more:
+    own["beta"] = 0.04
 given = {"data_collator": pairs} if orpo else {"reward_funcs": lambda completions, **_: [0.0] * ROWS}
 peak = Peak()
 with tempfile.TemporaryDirectory() as folder:
+    if "reference" in more:  # which the trainer loads from where the model is
+        model.save_pretrained(folder)
+        model.config._name_or_path = folder
     trainer = (ORPOTrainer if orpo else OfGivenAnswers)(
         model,
         args=(ORPOConfig if orpo else GRPOConfig)(**settings(folder, more), **own),
