@@ -1,8 +1,8 @@
 """For each card the micro batch and the toggles with which it is fastest: `harness hardware --best`.
 
 A card costs the same whatever it runs, so that the fastest is also the cheapest a token. Two simulations of
-each variant, on one card and timed on all, say about how time and memory grow with the rows; what looks
-fastest on a card is then simulated on that card at its own sizes, until something is seen to fit.
+each variant with few layers, on one card and timed on all, say about how time and memory grow with the rows;
+what looks fastest on a card is then simulated on that card with all layers, until something is seen to fit.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -81,8 +81,8 @@ class _Search:
         """The best of each device."""
         variants = list(self._variants())
         ends = dict.fromkeys(sizes[end] for sizes in variants for end in (0, -1))
-        all_at_once((simulations_on(self.devices, self.told), size) for size in ends)
-        guesses = simulations_on(self.devices, self.told)
+        all_at_once((simulations_on(self.devices, self.told, few_layers=True), size) for size in ends)
+        guesses = simulations_on(self.devices, self.told, few_layers=True)
         known = [sizes for sizes in variants if _can_be_simulated(sizes, guesses)]
         if not known:
             return

@@ -183,6 +183,10 @@ class _Confirming:
             middle, longest = ((tokens // step + 1) // part * 2 - 1 for part in (4, 2))
             others = [{"seq_len": longest * step}, {"seq_len": middle * step}][: 1 + self.few_layers]
         first = [recipe]
+        if simulations.can_cut(recipe):
+            with suppress(InputError):  # the search finds out later why
+                simulations.profile(recipe)
+            first = []
         if self.few_layers and rows > recipe.micro_batch_size:
             # a micro batch of one row makes other requests than all others, since it needs no masks
             micro_batches = [rows, 2] if recipe.micro_batch_size == 1 else [rows]

@@ -128,6 +128,8 @@ class _Search:
         """Whether the formula says that they fit, by units."""
         self._fragmented: dict[int, int] = {}
         """For units that do not fit: the bytes that were reserved and idle when memory ran out."""
+        self._likely = 0
+        """The units that seem to be the limit by the formula; 0 before it says anything."""
 
     def largest(self) -> ExactFit:
         """Find the largest value that fits, and the next one that does not."""
@@ -203,6 +205,8 @@ class _Search:
         """The step's profile with that value. None if it is impossible, for the reason in found.limit."""
         try:
             recipe = check_recipe({**self.recipe.model_dump(), self.found.field: value}, "fit")
+            if value == self._likely * self.found.multiple_of:
+                self.simulations.confirm(recipe)
             return self.simulations.profile(recipe)
         except InputError as error:
             if value <= getattr(self.recipe, self.found.field):
@@ -232,6 +236,8 @@ class _Search:
         limit = self._expected_limit()
         if limit is None:
             limit = self._by_what_grows(tried)
+        else:
+            self._likely = limit
         # where low is the limit already, as far as is known, one unit more shows it
         return min(max(limit, low + 1), high - 1)
 

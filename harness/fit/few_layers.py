@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -21,10 +21,20 @@ from harness.step_profile import StepProfile
 PERIODS = (1, 2, 3, 4, 6)
 """Numbers of layers after which a model's layers repeat: in Gemma 3, five with a window and one without."""
 FEWEST = 4
-"""The fewest layers that are simulated where every layer is like the one before it: the first and the last
-may make requests of their own."""
-WORTH_IT = 0.5
-"""A fraction of the layers. Two simulations that have more layers than this together save no time."""
+"""The fewest layers that are simulated, and two periods of them at least: the first and the last layer may
+make requests of their own."""
+WORTH_IT, WORTH_TIMING = 0.67, 0.5
+"""Fractions of the layers. Two simulations that have more layers than this together save no time: in a
+search, which goes on with the fewer layers of the two at other sizes; and where times need both each time."""
+
+
+AtOnce = Callable[[Callable[[], Any], Callable[[], Any]], tuple[Any, Any]]
+"""Runs two functions and returns their results."""
+
+
+def in_turn(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+    """The results of both."""
+    return first(), second()
 
 
 class Simulated(NamedTuple):
@@ -50,21 +60,34 @@ class FewLayers:
         """Recipes without their sizes whose layers do not repeat. Folders of models stay, since a process
         that was forked may read them."""
 
-    def simulated(self, recipe: Recipe, *, timed: bool) -> Simulated | None:
+    def simulated(self, recipe: Recipe, *, timed: bool, at_once: AtOnce = in_turn) -> Simulated | None:
         """What a simulation with all layers would return; None where few layers do not determine it.
 
-        With `timed` it has the step's times, which may take twice as long.
+        With `timed` it has the step's times, which may take twice as long. Simulations that do not wait for
+        one another are run by `at_once`.
         """
-        without_sizes = recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1})
-        if without_sizes in self._refused:
+        model = self.model(recipe)
+        if model is None or (timed and not model.is_worth_timing):
             return None
         try:
-            if without_sizes not in self._known:
-                self._known[without_sizes] = _Model(recipe, self._devices, self._settings)
-            return self._known[without_sizes].simulated(recipe, timed)
+            return model.simulated(recipe, timed, at_once)
         except Exception:  # a model that was cut may fail in any way; with all layers it says what is wrong
-            self._refused.add(without_sizes)
+            self._refused.add(_without_sizes(recipe))
             return None
+
+    def model(self, recipe: Recipe) -> _Model | None:
+        """The recipe's model, cut to few layers; None where that is not possible."""
+        name = _without_sizes(recipe)
+        if name not in self._refused and name not in self._known:
+            try:
+                self._known[name] = _Model(recipe, self._devices, self._settings)
+            except Exception:  # of a config that is no model's
+                self._refused.add(name)
+        return None if name in self._refused else self._known[name]
+
+
+def _without_sizes(recipe: Recipe) -> Recipe:
+    return recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1})
 
 
 class _Model:
@@ -86,24 +109,42 @@ class _Model:
         self._known: list[RepeatedLayers] = []
         """One for each sequence of requests that was seen at different sizes."""
 
-    def simulated(self, recipe: Recipe, timed: bool) -> Simulated:
+    @property
+    def is_worth_timing(self) -> bool:
+        """Whether the times of two models with few layers take less than those of all layers."""
+        return 2 * self._fewest + self._period <= WORTH_TIMING * self._layers
+
+    def simulated(self, recipe: Recipe, timed: bool, at_once: AtOnce) -> Simulated:
         """The step of `recipe`, which may have other sizes than the recipe that this model was made for.
         Raises NotRepeated, and what a simulation raises."""
-        few = self._simulate(recipe, 0)
+        made: dict[int, Simulated] = {}
+
+        def simulated(n: int) -> Simulated:
+            if n not in made:
+                made[n] = self._simulate(recipe, n)
+            return made[n]
+
+        if not self._known:  # all three will be asked for
+            _, made[2] = at_once(lambda: (simulated(0), simulated(1)), lambda: simulated(2))
+        few = simulated(0)
         layers = next((known for known in self._known if known.describes(few.log)), None)
         grows = layers is None or layers.grows or recipe.activations_on_host
-        more = self._simulate(recipe, 1) if timed or grows else few
+        more = simulated(1) if timed or grows else few
         if layers is None:
-            layers = RepeatedLayers([few.log, more.log, self._simulate(recipe, 2).log])
+            layers = RepeatedLayers([few.log, more.log, simulated(2).log])
             self._known.append(layers)
-        if few.profile.warnings != more.profile.warnings:
+        same_warnings = few.profile.warnings == more.profile.warnings
+        if timed and not same_warnings:
             raise NotRepeated("one layer more has another warning")
         times = (self._layers - self._fewest) // self._period
         log, origins = layers.at(times, few.log, more.log)
         labels = {key: few.labels[origin] for key, origin in origins.items() if origin in few.labels}
         step_times = {name: each.deeper(more.times[name], times) for name, each in few.times.items()}
         host, host_more = (each.profile.memory.host_bytes or 0 for each in (few, more))
-        profile = few.profile.model_copy(update={"recipe": recipe.model_dump(mode="json")})
+        warnings = few.profile.warnings if same_warnings else []  # a search ends with all layers, and theirs
+        profile = few.profile.model_copy(
+            update={"recipe": recipe.model_dump(mode="json"), "warnings": warnings}
+        )
         # weights and states are as large at all sizes, and known from the first
         profile.memory.host_bytes = (host + times * (host_more - host) or None) if more is not few else None
         return Simulated(log, profile, labels, step_times if more is not few else {})
@@ -121,7 +162,7 @@ class _Model:
         layers of every kind."""
         first_dense = decoder_config(self._config).get("first_k_dense_replace") or 0
         for period in PERIODS:
-            fewest = first_dense + (FEWEST if period == 1 else 3 * period)
+            fewest = first_dense + max(FEWEST, 2 * period)
             fewest += (self._layers - fewest) % period
             if 2 * fewest + period > WORTH_IT * self._layers:
                 continue

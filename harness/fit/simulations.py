@@ -11,14 +11,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from multiprocessing import get_context
+from functools import partial
+from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
 from harness.allocator import Settings, parse_settings
 from harness.errors import CannotDivide, InputError
 from harness.fit.changes import Price, Pricing, overrides
 from harness.fit.few_layers import FewLayers
-from harness.formula import Formula, NotRepeated, kept_bytes, load, point_of, save, timed_on
+from harness.formula import Formula, NotRepeated, Piece, kept_bytes, load, point_of, save, timed_on
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
@@ -114,6 +115,10 @@ class Simulations:
         """Whether `profile` needs no simulation."""
         return self.formula(recipe).knowing(point_of(recipe)) is not None
 
+    def can_cut(self, recipe: Recipe) -> bool:
+        """Whether the recipe is simulated with few layers, unless these show that they do not repeat."""
+        return self._few_layers is not None and self._few_layers.model(recipe) is not None
+
     def simulated_before(self, recipe: Recipe, field: str) -> list[int]:
         """The values of `field` (micro_batch_size or seq_len) at which the recipe was simulated, with the
         other of the two as it is in `recipe`."""
@@ -173,20 +178,30 @@ class Simulations:
 
     def confirm(self, recipe: Recipe) -> None:
         """Simulate the model with all of its layers, unless that was done, to see that it makes the requests
-        that were derived from few layers. Raises NotRepeated where it does not."""
-        expected, point = self.formula(recipe).knowing(point_of(recipe)), point_of(recipe)
-        if expected is None or expected.knows_whole(point):
+        that were derived from few layers, at these sizes or at others. Raises NotRepeated where it does not.
+        """
+        formula, point = self.formula(recipe), point_of(recipe)
+        known = formula.knowing(point)
+        expected = known or formula.guessing(point)
+        if self._few_layers is None or expected is None or expected.knows_whole(point):
             return
         self.simulated(recipe)
         self._profiles.clear()
-        if not expected.knows_whole(point):
+        if not expected.knows_whole(point) and (known or not self._is_derived(recipe)):
             raise NotRepeated(f"{recipe.model} has layers that do not repeat")
+
+    def _is_derived(self, recipe: Recipe) -> bool:
+        """Whether few layers make the same requests as all of them, which were simulated, at these sizes."""
+        few = self._few_layers and self._few_layers.simulated(recipe, timed=False)
+        whole, point = self.formula(recipe).knowing(point_of(recipe)), point_of(recipe)
+        return bool(few and whole and whole.add(Piece.of(few.log, point, whole=False)))
 
     def _simulate(self, recipe: Recipe, *, timed: bool = False) -> None:
         """Simulate at these sizes: with few layers where that is wanted and possible, otherwise with all."""
         formula = self.formula(recipe)
         if self._few_layers is not None and not formula.refused:
-            found = self._few_layers.simulated(recipe, timed=timed)
+            at_once = partial(in_two_processes, simulated=recipe)
+            found = self._few_layers.simulated(recipe, timed=timed, at_once=at_once)
             if found is not None:
                 times = {timed_on(device): found.times[device.name] for device in self.devices if found.times}
                 formula.learn(found.log, found.profile, found.labels, times, whole=False)
@@ -215,9 +230,11 @@ class Simulations:
             save(formula)
 
 
-def simulations_on(devices: Sequence[Hardware], told: Callable[[str], None]) -> Simulations:
+def simulations_on(
+    devices: Sequence[Hardware], told: Callable[[str], None], *, few_layers: bool = False
+) -> Simulations:
     """Simulations on the first of `devices`, which time the step on all of them."""
-    return Simulations(devices[0], told=told, alike=devices[1:])
+    return Simulations(devices[0], told=told, alike=devices[1:], few_layers=few_layers)
 
 
 def all_at_once(wanted: Iterable[tuple[Simulations, Recipe]]) -> None:
@@ -283,42 +300,51 @@ def both_at_once(
     """The results of two searches that both use `simulations`. Where possible the second runs in a process of
     its own, and `simulations` then takes in what that learned. What a simulation of `simulated` imports is
     imported once, for both. Raises what the searches raise."""
+    found, (answer, learned) = in_two_processes(first, lambda: (second(), simulations.learned), simulated)
+    simulations.merge(learned)
+    return found, answer
+
+
+def in_two_processes(
+    first: Callable[[], A], second: Callable[[], B], simulated: Recipe | None = None
+) -> tuple[A, B]:
+    """The results of both, the second from a process of its own where that is possible. See both_at_once."""
     if not _may_fork():
         return first(), second()
     if simulated is not None:
         from harness.simulate import import_everything
 
-        with suppress(InputError):  # the searches find out what cannot be simulated, and why
+        with suppress(InputError):  # the simulations find out what cannot be simulated, and why
             import_everything(simulated)
     context = get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
 
     def run_second() -> None:
         try:
-            theirs.send((second(), simulations.learned))
+            theirs.send((second(), None))
         except Exception as error:  # raised where the answer is waited for
-            theirs.send((error, {}))
+            theirs.send((None, error))
 
     process = context.Process(target=run_second)
     process.start()
     theirs.close()
     try:
         found = first()
-        answer, learned = ours.recv()
+        answer, error = ours.recv()
     except BaseException:
         process.kill()
         raise
     finally:
         process.join()
-    if isinstance(answer, Exception):
-        raise answer
-    simulations.merge(learned)
+    if error is not None:
+        raise error
     return found, answer
 
 
 def _may_fork() -> bool:
-    """Whether there are two cores, and no other thread, whose locks a forked process would inherit."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    """Whether there are two cores that no process beside this one works on, and no other thread, whose locks
+    a forked process would inherit."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" and parent_process() is None else 1
     return cores > 1 and threading.active_count() == 1
 
 

@@ -9,9 +9,11 @@ from harness.formula.repeated_layers import NotRepeated, RepeatedLayers
 from harness.formula.request_log import DIED, Event, Label, RequestLog
 from harness.formula.scratch import (
     MAX_VALUES_PER_THREAD,
+    Ruled,
     at_most,
     count_scratch,
     embedding_pieces,
+    liger_logits,
     radix_sort_rows_scratch,
     radix_sort_scratch,
     reduction_staging,

@@ -94,7 +94,7 @@ class Formula:
     pieces: list[Piece] = field(default_factory=list[Piece])
     """Its requests: a piece for each sequence of requests that was seen."""
     warnings: list[str] = field(default_factory=list[str])
-    """The warnings of the latest simulation."""
+    """The warnings of the latest simulation with all layers, or before there is one with few."""
     times: dict[str, Times] = field(default_factory=dict[str, Times])
     """The times of each simulated step, by device and sizes. Times are never derived for other sizes."""
     host_bytes: dict[str, int] = field(default_factory=dict[str, int])
@@ -123,7 +123,8 @@ class Formula:
         """
         recipe = Recipe.model_validate(profile.recipe)
         self._add([Piece.of(log, point_of(recipe), labels, whole=whole)])
-        self.warnings, self.changed = profile.warnings, True
+        self.warnings = profile.warnings if whole else self.warnings or profile.warnings
+        self.changed = True
         if profile.memory.host_bytes:
             self.host_bytes[_sizes(recipe)] = profile.memory.host_bytes
         for device, found in times.items():

@@ -12,12 +12,8 @@ from math import log2
 from typing import Any
 
 from harness.formula.expression import Expression, Point, explain, from_json, to_json
-from harness.formula.request_log import DIED, Label, Mark, RequestLog
+from harness.formula.request_log import BIRTH, DIED, Label, Mark, RequestLog, settled
 from harness.formula.scratch import Ruled
-
-BIRTH = -1
-"""The event of a piece that is an allocation. Any other event is a free, and is the number of the allocation
-that it ends, counted from 0."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Piece:
     points: list[Point]
     """The sizes at which the step was simulated."""
     events: list[int]
-    """The allocations and frees in order: BIRTH, or the number of the allocation that is freed."""
+    """The allocations and frees in order, as RequestLog.numbered has them."""
     streams: list[int]
     """The CUDA stream of each allocation."""
     marks: list[Mark]
@@ -74,36 +70,30 @@ class Piece:
     ) -> Piece:
         """The piece of one simulation, which holds at its `point` alone. `labels` are by key of the log;
         `whole` says whether the model had all of its layers."""
-        numbers: dict[int, int] = {}
-        events: list[int] = []
-        for key, size_bytes, _ in log.events:
-            if size_bytes == DIED:
-                events.append(numbers[key])
-            else:
-                numbers[key] = len(numbers)
-                events.append(BIRTH)
-        born = [(size, stream) for _, size, stream in log.events if size != DIED]
+        born = [event for event in log.events if event[1] != DIED]
         piece = cls(
             [],
-            events,
-            [stream for _, stream in born],
+            log.numbered(),
+            [stream for _, _, stream in born],
             log.marks,
-            sorted(numbers[key] for key in log.lost),
+            [n for n, (key, _, _) in enumerate(born) if key in log.lost],
             [0] * len(born),
             [Listed((), ())],
         )
-        piece._take([size for size, _ in born], point)
+        piece._take([size for _, size, _ in born], point)
         indices = {label: n for n, label in enumerate(dict.fromkeys((labels or {}).values()))}
         piece.labels = list(indices)
-        piece.label_of = [indices[labels[key]] if labels and key in labels else -1 for key in numbers]
+        piece.label_of = [indices[labels[key]] if labels and key in labels else -1 for key, _, _ in born]
         piece.whole = [point] * whole
         return piece
 
     def add(self, other: Piece) -> bool:
         """Take in the points of `other`, so that the expressions hold at these too. Returns False, and
         changes nothing, where its simulations made other requests."""
-        requests = self.events, self.streams, self.marks, self.lost
-        if requests != (other.events, other.streams, other.marks, other.lost):
+        requests = self.streams, self.marks, self.lost
+        if requests != (other.streams, other.marks, other.lost):
+            return False
+        if self.events != other.events and self._settled() != other._settled():
             return False
         if any(self.sizes_at(point) != other.sizes_at(point) for point in {*self.points} & {*other.points}):
             return False
@@ -112,6 +102,9 @@ class Piece:
                 self._take(other.sizes_at(point), point)
         self.whole += [point for point in other.whole if point not in self.whole]
         return True
+
+    def _settled(self) -> list[int]:
+        return settled(self.events, self.marks)
 
     def contradicts(self, other: Piece) -> bool:
         """Whether this piece holds a point that was simulated with few layers alone, and at which `other` was

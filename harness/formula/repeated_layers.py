@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
-from harness.formula.request_log import DIED, Mark, RequestLog
+from harness.formula.request_log import BIRTH, DIED, Mark, RequestLog, settled
 
 OUTSIDE = -1
 """Stands where the number of a run would be, for an item that is in none."""
@@ -46,21 +46,23 @@ class _Walk:
     @classmethod
     def of(cls, log: RequestLog) -> _Walk:
         """The walk through a whole log."""
-        walk, born, marks = cls(), dict[int, int](), iter([*log.marks, Mark(-1, "step")])
-        mark = next(marks)
-        for n in range(len(log.events) + 1):
+        walk, marks = cls(), iter([*log.marks, Mark(-1, "step")])
+        mark, born = next(marks), list[int]()
+        births = (event for event in log.events if event[1] != DIED)
+        events = settled(log.numbered(), log.marks)
+        for n in range(len(events) + 1):
             while mark.at == n:
                 walk._add((mark.what, mark.phase))
                 mark = next(marks)
-            if n == len(log.events):
+            if n == len(events):
                 break
-            key, size, stream = log.events[n]
-            if size == DIED:
-                birth = born.pop(key)
-                walk._add(("died", *walk.items[birth][1:]), birth)
-            else:
-                born[key] = len(walk.items)
+            if events[n] == BIRTH:
+                key, size, stream = next(births)
+                born.append(len(walk.items))
                 walk._add(("born", int(size), stream), size=size, key=key)
+            else:
+                birth = born[events[n]]
+                walk._add(("died", *walk.items[birth][1:]), birth)
         return walk
 
     def _add(self, item: Item, birth: int = -1, size: int = 0, key: int = 0) -> None:
@@ -257,7 +259,7 @@ def _part(copy: int, copies: int, first: int, last: int) -> tuple[str, int]:
 def _rules(seen: Sequence[_Seen], copies: int) -> _Rules:
     """The rules that hold for all of `seen`, in a run that had `copies` in the log with the fewest layers,
     with as few exceptions as possible. Raises NotRepeated where more are needed than there are copies."""
-    for first, last in sorted(product(range(copies), repeat=2), key=sum):
+    for first, last in sorted(product(range(copies + 1), repeat=2), key=sum):
         parts: dict[tuple[str, int], list[_Seen]] = defaultdict(list)
         for each in seen:
             parts[_part(each.copy, each.copies, first, last)].append(each)

@@ -6,7 +6,7 @@ allocation is called a birth here, and the free that ends it a death.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from itertools import count
 from typing import Literal, NamedTuple
 
@@ -16,6 +16,10 @@ FIRST_LOST_KEY = -(2**62)
 """Memory that a replayed step loses gets keys counted up from this one, which no storage of a run has."""
 DIED = -1
 """Stands in an event where the requested bytes would be, and says that the event is a free."""
+
+BIRTH = -1
+"""Stands in a list of births and deaths for a birth. Any other number in it is a death, and is the number of
+the birth that it ends, counted from 0."""
 
 Event = tuple[int, int, int]
 """One request. An allocation is (key, requested bytes, CUDA stream), and a free is (key, DIED, 0). A key
@@ -70,6 +74,18 @@ class RequestLog:
     def died(self, key: int) -> None:
         """Log the free of the allocation with this key."""
         self.events.append((key, DIED, 0))
+
+    def numbered(self) -> list[int]:
+        """The events as births and deaths."""
+        numbers: dict[int, int] = {}
+        found: list[int] = []
+        for key, size, _ in self.events:
+            if size == DIED:
+                found.append(numbers[key])
+            else:
+                numbers[key] = len(numbers)
+                found.append(BIRTH)
+        return found
 
     @property
     def recorded(self) -> int:
@@ -191,6 +207,23 @@ class RequestLog:
             if now > peak:
                 peak = now
         return now, peak
+
+
+def settled(events: Sequence[int], marks: Sequence[Mark]) -> list[int]:
+    """Births and deaths, with deaths that follow one another in the order of their births.
+
+    In which order they happen decides nothing: the same blocks are free after them. And it is not the same in
+    deeper models, since Python puts off what it would have to free in too deep a recursion.
+    """
+    borders = {mark.at for mark in marks}
+    found: list[int] = []
+    deaths: list[int] = []
+    for n, event in enumerate(events):
+        if event == BIRTH or n in borders:
+            found += sorted(deaths)
+            deaths.clear()
+        (found if event == BIRTH else deaths).append(event)
+    return found + sorted(deaths)
 
 
 def all_blocks(allocator: Allocator) -> tuple[tuple[int, int, bool], ...]:

@@ -1,4 +1,5 @@
-"""The scratch buffers of CUDA's sorts and reductions, whose sizes are no polynomials: a rule computes each.
+"""The buffers of CUDA's sorts and reductions, and of Liger's loss, whose sizes are no polynomials: a rule
+computes each.
 
 CUB asks its caller for one scratch buffer. Its size follows from cub's tuning tables: how many elements one
 thread block handles ("tile"), which kernels/sorting.py reads from them. Files and lines are those
@@ -27,15 +28,15 @@ class Ruled(int):
     arguments: tuple[int, ...]
 
 
-RULES: dict[str, Callable[..., int]] = {}
+RULES: dict[str, Callable[..., Ruled]] = {}
 """The rules by name: functions of whole numbers that each return a Ruled, in bytes."""
 
 
-def rule(function: Callable[..., int]) -> Callable[..., int]:
+def rule(function: Callable[..., int]) -> Callable[..., Ruled]:
     """A decorator that adds `function` to RULES and makes it return a Ruled."""
 
     @wraps(function)
-    def ruled(*arguments: int) -> int:
+    def ruled(*arguments: int) -> Ruled:
         found = Ruled(function(*arguments))
         found.rule, found.arguments = function.__name__, arguments
         return found
@@ -112,6 +113,15 @@ def at_most(count: int, most: int, item_bytes: int) -> int:
 def scan_scratch_at_most(count: int, most: int, item_bytes: int, tile: int) -> int:
     """`scan_scratch` of `count` items, but of at most `most`."""
     return scan_scratch(min(count, most), item_bytes, tile)
+
+
+@rule
+def liger_logits(tokens: int, words: int, hidden_size: int, item_bytes: int) -> int:
+    """Bytes of the logits of one chunk of tokens, of which Liger's loss keeps one chunk's at a time: a power
+    of two of tokens, such that they are about as large as the hidden states of all (liger_kernel/ops/
+    fused_linear_cross_entropy.py, chunk_size)."""
+    least = ceil_div(tokens, ceil_div(words, hidden_size))
+    return min(1 << (least - 1).bit_length(), tokens) * words * item_bytes
 
 
 MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD = 16, 256  # native/cuda/Reduce.cuh, setReduceConfig

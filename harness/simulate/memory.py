@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.allocator import Allocator, AllocatorOutOfMemory, Block, Settings, snapshot_segments
-from harness.formula import DIED, Event, Label, RequestLog
+from harness.formula import DIED, Event, Label, RequestLog, Ruled
 from harness.observe import Frame, Recording
 from harness.snapshot import (
     BEFORE_RECORDING,
@@ -43,6 +43,8 @@ class SimulatedMemory(Recording):
         """All requests until the end of the recorded step."""
         self._logs = True
         """Whether requests are still logged."""
+        self.ruled: dict[int, Ruled] = {}
+        """Bytes of storages that are made now by a library's rule, as the log is to have them."""
         self._ran_out_after: int | None = None
         """The event of the recorded step after which a repetition of it ran out of memory; or None."""
         self._retries = 0
@@ -65,7 +67,7 @@ class SimulatedMemory(Recording):
             self.ended = True
             raise
         if self._logs:
-            self.log.born(key, size_bytes, self.stream)
+            self.log.born(key, self.ruled.get(size_bytes, size_bytes), self.stream)
         self._requested[self._last_event + 1] = requested, self.stream
         return block.address, block.size
 

@@ -162,7 +162,7 @@ class SimulatedRun:
         self.memory = SimulatedMemory(settings, hardware.memory_bytes - context, hardware.memory_bytes)
         self.time = SimulatedTime(hardware)
         self.paths = ModulePaths()
-        self.rules = CudaRules(recipe, hardware, self.memory.empty_cache)
+        self.rules = CudaRules(recipe, hardware, self.memory.empty_cache, self.memory.ruled)
         self.communication = Communication(self.time, *beside)
         self.device = SimulatedDevice(
             self.memory, self.rules, self.time, self.paths, self.communication, beside

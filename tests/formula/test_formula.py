@@ -70,6 +70,7 @@ RECIPES = {
     "nf4": tiny(adapter="lora", quantization="nf4", precision="bf16"),
     "eager": tiny(attention="eager", precision="bf16-mixed"),
     "offload": tiny(adapter="lora", offload=("activations",), precision="bf16"),
+    "fused": tiny(adapter="lora", loss="fused_linear", precision="bf16"),
     "gpt2": tiny("gpt2", precision="fp16-mixed"),
     "experts": tiny("mixtral", precision="bf16", adapter="lora"),
 }
@@ -77,7 +78,7 @@ CORNERS = {"gpt2": [(2, 64), (12, 128), (7, 64), (3, 128)]}
 """Its positions are 128."""
 
 
-@pytest.mark.parametrize("name", but_for(("lora", "gpt2"), {n: n for n in RECIPES}))
+@pytest.mark.parametrize("name", but_for(("lora", "gpt2", "fused"), {n: n for n in RECIPES}))
 def test_between_the_sizes_it_was_derived_at_it_is_the_simulation_to_the_byte(name: str) -> None:
     recipe = RECIPES[name]
     corners = CORNERS.get(name, [(4, 1024), (24, 4096), (9, 1088), (17, 2240)])

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from harness.allocator import parse_settings
-from harness.formula import NotRepeated, RepeatedLayers, RequestLog
+from harness.allocator import Allocator, parse_settings
+from harness.formula import NotRepeated, Piece, Point, RepeatedLayers, RequestLog
+from harness.formula.request_log import all_blocks, settled
 from harness.hardware import find_hardware
 from harness.simulate import SimulatedMemory
 from harness.simulate.simulated_run import simulate_for_devices
@@ -25,6 +26,7 @@ OTHERS: list[dict[str, Any]] = [
     {"parallel": "tp", "tp": 2},
 ]
 DEEP = 9
+MIB = 2**20
 
 
 def simulated(folder: Path, layers: int, family: str = "llama", **fields: Any) -> SimulatedMemory:
@@ -37,11 +39,10 @@ def simulated(folder: Path, layers: int, family: str = "llama", **fields: Any) -
     return simulate_for_devices(recipe, [H100], parse_settings("", "2.13.0"))[1]
 
 
-def in_order(log: RequestLog) -> tuple[list[tuple[int, int, int]], list[Any]]:
-    """Events with keys counted from 0, in the order of birth."""
-    numbers: dict[int, int] = {}
-    events = [(numbers.setdefault(key, len(numbers)), size, stream) for key, size, stream in log.events]
-    return events, log.marks
+def in_order(log: RequestLog) -> tuple[list[int], list[tuple[int, int]], list[Any]]:
+    """Events with keys counted from 0, in the order of birth, and the size and stream of each birth."""
+    births = [(size, stream) for _, size, stream in log.events if size >= 0]
+    return settled(log.numbered(), log.marks), births, log.marks
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,28 @@ def test_other_sizes_are_described_and_another_order_is_not() -> None:
     ]
     assert layers.describes(twice)
     assert not layers.describes(there_and_back(4))
+
+
+def test_the_order_of_frees_that_follow_one_another_decides_nothing() -> None:
+    """Python defers some of a deep model's. Every block of such a group is free at its end either way."""
+    births = [("a", 4 * MIB), ("b", 4 * MIB), ("c", 30 * MIB)]
+    orders = [[(name, -1) for name in order] for order in ("bca", "abc")]
+    logs = [log_of(*births, *frees, ("d", 8 * MIB)) for frees in orders]
+    there = [Allocator(parse_settings("", "2.13.0"), None) for _ in logs]
+    for log, allocator in zip(logs, there, strict=True):
+        assert not [*log.play(0, None, allocator, {}, print)]
+    assert all_blocks(there[0]) == all_blocks(there[1])
+    pieces = [Piece.of(log, Point(1, 64)) for log in logs]
+    assert pieces[0].events != pieces[1].events
+    assert pieces[0].add(pieces[1])
+    other = Piece.of(log_of(*births, ("b", -1), ("d", 8 * MIB), ("c", -1), ("a", -1)), Point(1, 64))
+    assert not pieces[0].add(other)
+
+
+def test_a_first_and_a_last_layer_of_their_own_are_known_from_two_layers() -> None:
+    layers = RepeatedLayers([there_and_back(n) for n in (2, 3, 4)])
+    log, _ = layers.at(18, there_and_back(2), there_and_back(3))
+    assert in_order(log) == in_order(there_and_back(20))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function
 from torch.utils._device import _device_constructors
 
+from harness.formula import Ruled
 from harness.hardware import Hardware
 from harness.kernels import CUDNN_DEPRIORITIZED, AttentionCall, Gpu, chosen_backend, operator_of
 from harness.recipe import Recipe
@@ -36,11 +37,17 @@ class CudaRules:
     """The rules for one recipe on one GPU."""
 
     def __init__(
-        self, recipe: Recipe, hardware: Hardware, empty_cache: Callable[[], None] = lambda: None
+        self,
+        recipe: Recipe,
+        hardware: Hardware,
+        empty_cache: Callable[[], None] = lambda: None,
+        ruled: dict[int, Ruled] | None = None,
     ) -> None:
         self.recipe, self.hardware = recipe, hardware
         self.empty_cache = empty_cache
         """torch.cuda.empty_cache of the simulated device."""
+        self.ruled = {} if ruled is None else ruled
+        """Where code that makes a tensor by a rule says so: see SimulatedMemory."""
         self.attention_kernels: set[str] = set()
         """The attention kernels that were chosen, by name."""
         self._shapes = ShapeCache()
@@ -197,7 +204,7 @@ def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     if rules.recipe.flash_package:
         rules.attention_kernels.add(rules.recipe.attention)
         yield from flash_replacements(int(rules.recipe.attention[-1]))
-    yield from library_replacements(rules.recipe, rules.gpu)
+    yield from library_replacements(rules.recipe, rules.gpu, rules.ruled)
     if find_spec("bitsandbytes") is not None:
         yield Replacement("bitsandbytes.functional.name2qmap", {}, "makes code tables once a process")
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.formula import Ruled, liger_logits
 from harness.kernels import Gpu
 from harness.recipe import Recipe
 from harness.simulate.cuda.device_is_cuda import as_on_cuda
@@ -39,8 +40,9 @@ _OPERATORS.define("triton_kernel(Tensor[] touched) -> ()")
 _OPERATORS.impl("triton_kernel", lambda touched: None, "CompositeExplicitAutograd")
 
 
-def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
-    """The functions of the recipe's libraries that behave differently without `gpu`."""
+def library_replacements(recipe: Recipe, gpu: Gpu, ruled: dict[int, Ruled]) -> Iterator[Replacement]:
+    """The functions of the recipe's libraries that behave differently without `gpu`. They note in `ruled` the
+    bytes of what they make by a rule."""
     capability = gpu.capability
     experts = sys.modules.get("transformers.integrations.moe")
     # older releases loop in Python over the tokens of each expert, which shapes do not have
@@ -67,7 +69,7 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
         from liger_kernel.ops import fused_linear_cross_entropy as liger
 
         name = "fused_linear_cross_entropy_forward"
-        forward = as_on_cuda(getattr(liger, name), capability)
+        forward = _ruled_chunks(as_on_cuda(getattr(liger, name), capability), ruled)
         why = "makes new memory where a GPU multiplies into memory that it has"
         yield Replacement(f"{liger.__name__}.{name}", forward, why)
     if recipe.by_trl and find_spec("trl") is not None:
@@ -110,6 +112,19 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
         yield Replacement("bitsandbytes.functional.get_paged", _paged, why)
         yield Replacement("bitsandbytes.functional.fill", nothing, why)
         yield Replacement("bitsandbytes.functional.prefetch_tensor", nothing, why)
+
+
+def _ruled_chunks(forward: Callable[..., Any], ruled: dict[int, Ruled]) -> Callable[..., Any]:
+    """Liger's `forward`, while which the bytes of a chunk's logits are known to be by a rule."""
+
+    def chunked(_input: Tensor, weight: Tensor, *given: Any, **options: Any) -> Any:
+        size_bytes = liger_logits(len(_input), *weight.shape, _input.element_size())
+        ruled[size_bytes] = size_bytes
+        results = forward(_input, weight, *given, **options)
+        ruled.clear()
+        return results
+
+    return chunked
 
 
 CHUNKED = "torch.nn.modules.linear_cross_entropy"
