@@ -92,6 +92,7 @@ REDUCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "min": (lambda: meta(MANY).min(), "=0 +512 +4 -1 -0"),
     "all": (lambda: meta(MANY, dtype=BOOL).all(), "=0 +128 +4 -1 -0"),
     "any": (lambda: meta(MANY, dtype=BOOL).any(), "=0 +128 +4 -1 -0"),
+    "isinf": (lambda: meta(MANY).isinf(), f"+{4 * MANY} =0 -0"),
     "all, by its own name": (lambda: aten._is_all_true(meta(MANY, dtype=BOOL)), "=0 +128 +4 -1 -0"),
     # recorded on a virtual GPU
     "product of all": (lambda: meta(MANY).prod(), "=0 +512 +4 -1 -0"),
