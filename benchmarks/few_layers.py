@@ -18,6 +18,7 @@ from typing import Any
 
 from harness.allocator import parse_settings
 from harness.architecture import with_attention
+from harness.errors import InputError
 from harness.fit.few_layers import FewLayers
 from harness.formula import Piece, point_of
 from harness.hardware import find_hardware
@@ -66,7 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     quiet_libraries()
     rows = []
     for model in given.models:
-        rows.append(held(model))
+        try:
+            rows.append(held(model))
+        except InputError as error:  # with all layers, too: Llama 4's router cannot be adapted
+            print(f"{model}: {error}", flush=True)
+            continue
         print(rows[-1], flush=True)
     versions = provenance()["versions"]
     write_whole(
