@@ -260,7 +260,8 @@ def where_from(hardware: Hardware) -> str:
     calibration = hardware.calibration
     if calibration.matmul_fraction is not None:
         return calibration.source
-    name, found = measured_products(hardware)
+    key, found = measured_products(hardware)
+    name = key.partition("-")[0]
     measured = found["device"].replace("-cuda", " with CUDA ")
     counted = f"{found['count']:,} measured products of {measured} ({found['source']})"
     if is_measured(hardware):
