@@ -383,7 +383,8 @@ def test_both_themes_at_both_widths(page: Any, width: int, theme: str, tmp_path:
     page.evaluate("() => { delete document.documentElement.dataset.theme; }")
     assert page.evaluate(ground) == grounds[theme]
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing sticks out
-    page.evaluate("document.querySelector('.moment summary').textContent = 'base_model.'.repeat(40)")
+    for place in (".moment summary", ".moment p"):
+        page.evaluate(f"document.querySelector('{place}').textContent = 'base_model.'.repeat(40)")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.wait_for_timeout(400)
     assert page.locator("#run0-timeline canvas").bounding_box()["width"] <= width
