@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ _PLUMBING = re.compile(
     r"|.*/python3\.\d+/(?!(?:site|dist)-packages/)|<"
 )
 """Files whose frames do not say what was asked for: PyTorch's, ours, Python's."""
+_WRAPPERS = re.compile(r".*/(?:site|dist)-packages/(?:accelerate|bitsandbytes|peft)/")
+"""Files of libraries that stand around a model's own modules: which module it was, the line that called says."""
 _ABOVE_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/")
 _OTHER_DTYPES = {8: "fp64", 4: "fp32", 2: "16 bit", 1: "8 bit"}
 """Names for dtypes by bytes of a number, where the request is as large as a tensor in another dtype."""
@@ -26,25 +29,32 @@ _ROUNDED_TO = 2**21
 def failed_request(error: BaseException, requested_bytes: int | None) -> dict[str, Any]:
     """What was requested, as fields of an OutOfMemoryReport, from the frames of `error`'s traceback.
 
-    `transformers/loss/loss_utils.py:61 ForCausalLMLoss` is the innermost frame outside PyTorch, and `as large
-    as logits in fp32: 4 × 4,096 × 151,936 × 4 B` a tensor that it, or what it called, has by a name.
+    `transformers/loss/loss_utils.py:61 ForCausalLMLoss` is the innermost frame outside PyTorch, with the line
+    that called it where it is peft's, and `as large as logits in fp32: 4 × 4,096 × 151,936 × 4 B` a tensor that
+    it, or what it called, has by a name.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
-    inner = len(frames)
-    while inner and _PLUMBING.match(frames[inner - 1][0].f_code.co_filename):
-        inner -= 1
-    if not inner:
+    files = [frame.f_code.co_filename for frame, _ in frames]
+    outside = [index for index, file in enumerate(files) if not _PLUMBING.match(file)]
+    if not outside:
         return {"requested_bytes": requested_bytes}
-    frame, line = frames[inner - 1]
-    file = frame.f_code.co_filename
-    place = _ABOVE_PACKAGE.sub("", file) if _ABOVE_PACKAGE.match(file) else file.rpartition("/")[2]
-    scopes = [frame.f_locals, *(called.f_locals for called, _ in frames[inner:])]
+    inner = outside[-1]
+    model = next((index for index in reversed(outside) if not _WRAPPERS.match(files[index])), inner)
+    places = [_place(*frames[index]) for index in sorted({inner, model}, reverse=True)]
+    scopes = [called.f_locals for called, _ in frames[inner:]]
     found = (words for variables in scopes for words in _as_large(variables, requested_bytes or 0))
     return {
         "requested_bytes": requested_bytes,
         "requested_is": next(found, None),
-        "requested_at": f"{place}:{line} {frame.f_code.co_name}",
+        "requested_at": ", called from ".join(places),
     }
+
+
+def _place(frame: FrameType, line: int) -> str:
+    """`peft/tuners/lora/layer.py:1113 forward`: a file below its package, or its name where it is in none."""
+    file = frame.f_code.co_filename
+    file = _ABOVE_PACKAGE.sub("", file) if _ABOVE_PACKAGE.match(file) else file.rpartition("/")[2]
+    return f"{file}:{line} {frame.f_code.co_name}"
 
 
 def _as_large(variables: Mapping[str, Any], requested_bytes: int) -> Iterator[str]:

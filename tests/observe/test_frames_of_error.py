@@ -5,6 +5,7 @@ from types import FunctionType
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from harness.observe import failed_request
 
@@ -43,6 +44,22 @@ def test_the_line_of_the_model_is_told_and_not_that_of_torch() -> None:
     at, what, begins = asked(model)
     assert what == f"output of a Linear of 1 to {HUGE:,}: 3 × {HUGE:,} × 4 B"
     assert at == f"test_frames_of_error.py:{begins + 1} model"
+
+
+def test_a_line_of_peft_comes_with_the_line_of_the_model_that_called_it() -> None:
+    layers = torch.nn.ModuleDict({"head": torch.nn.Linear(1, 1, bias=False)})
+    model = get_peft_model(layers, LoraConfig(target_modules=["head"]))
+    weight = torch.nn.Parameter(torch.zeros(1, 1).expand(HUGE, 1))
+    layers["head"].base_layer.weight, layers["head"].base_layer.out_features = weight, HUGE
+
+    def forward() -> torch.Tensor:
+        return model.base_model.model["head"](torch.zeros(3, 1))
+
+    at, what, begins = asked(forward)
+    assert what == f"output of a Linear of 1 to {HUGE:,}: 3 × {HUGE:,} × 4 B"
+    assert re.fullmatch(
+        rf"peft/\S+:\d+ forward, called from test_frames_of_error.py:{begins + 1} forward", at or ""
+    )
 
 
 def test_what_nothing_is_as_large_as_has_its_line_alone() -> None:
