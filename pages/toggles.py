@@ -253,7 +253,8 @@ GROUPS: dict[str, list[Toggle]] = {
             "offload",
             SMALL,
             "none,activations,optimizer,activations+optimizer,parameters",
-            "What is not needed now lives in host memory.",
+            "What is not needed now lives in host memory. With gradient_checkpointing there is "
+            "`checkpoints`, too: the inputs of blocks, as with transformers' own `offload`.",
             "It travels over the host link, which is many times slower than the GPU's memory; the optimizer "
             "steps on the host.",
         ),
@@ -359,7 +360,7 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
         costs="What products made stays. With LoRA on every linear layer that is nearly all there is: ask "
         "`harness simulate` before you believe a saving. bitsandbytes' 4-bit products are computed again. "
         "Inputs of blocks that wait in host memory are another way: gradient_checkpointing with "
-        "`offload: [activations]`.",
+        "`offload: [checkpoints]`.",
     ),
     "peft": BuysAndCosts(
         buys="With adapter: lora, what peft's LoraConfig has besides: `peft={init_lora_weights: gaussian}`, "

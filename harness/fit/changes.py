@@ -29,6 +29,7 @@ SAME_RESULT: tuple[dict[str, Any], ...] = (
     {"optimizer_impl": "fused"},
     {"gradient_checkpointing": True},
     {"optimizer_in_backward": True},
+    {"offload": ("checkpoints",)},
     {"offload": ("activations",)},
     {"offload": ("optimizer",)},
     {"offload": ("parameters",)},

@@ -128,7 +128,7 @@ class _Model:
             _, made[2] = at_once(lambda: (simulated(0), simulated(1)), lambda: simulated(2))
         few = simulated(0)
         layers = next((known for known in self._known if known.describes(few.log)), None)
-        grows = layers is None or layers.grows or recipe.activations_on_host
+        grows = layers is None or layers.grows or recipe.blocks_on_host
         more = simulated(1) if timed or grows else few
         if layers is None:
             layers = RepeatedLayers([few.log, more.log, simulated(2).log])

@@ -216,7 +216,7 @@ class Formula:
     def _host_bytes(self, recipe: Recipe) -> int | None:
         """What the step keeps in host memory. Unless activations are there, it is the same at all sizes."""
         known = self.host_bytes.get(_sizes(recipe))
-        if known is None and not recipe.activations_on_host:
+        if known is None and not recipe.blocks_on_host:
             known = next(iter(self.host_bytes.values()), None)
         return known
 

@@ -37,6 +37,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "adapter_dtype": {"adapter": "lora", "precision": "bf16"},
     "fp8": {"precision": "bf16"},
     "selective_checkpointing": {"gradient_checkpointing": True},
+    "checkpoints": {"gradient_checkpointing": True},
     "use_rslora": {"adapter": "lora"},
     "dpo_reference": {"task": "dpo"},
     "num_labels": {"task": "classification"},

@@ -86,12 +86,18 @@ class Sizes:
     def host_parts(self) -> dict[str, int]:
         """The bytes that are offloaded to host memory, by part, each at its largest. Unified memory of paged
         optimizers is not among them."""
-        step, kept = self.optimizer, self.kept_by_blocks + self.kept_by_loss
+        step = self.optimizer
         states = {"gradients": step.gradient_bytes, "optimizer state": step.state_bytes + step.copy_bytes}
         parts = {"parameters": self.parameter_bytes} if self.away else {}
         if self.recipe.steps_on_host:
             parts |= {**states, "the optimizer's temporaries": step.step_bytes}
-        return parts | ({"activations": kept} if self.recipe.activations_on_host else {})
+        return parts | ({"activations": self.kept_on_host} if self.recipe.blocks_on_host else {})
+
+    @property
+    def kept_on_host(self) -> int:
+        """The bytes of what one micro batch keeps for backward in host memory."""
+        kept = self.kept_by_blocks + self.kept_by_loss * self.recipe.activations_on_host
+        return kept * self.recipe.blocks_on_host
 
 
 def required_bytes(memory: "Memory") -> int:
@@ -135,7 +141,7 @@ class Memory:
         """Setup, and then the moments of the step in order: any of them can be its peak."""
         sizes, acts, units, step = self.sizes, self.sizes.activations, self.sizes.units, self.sizes.optimizer
         built, recipe, earlier = sizes.built, sizes.recipe, sizes.earlier_gradients
-        on_host, whole, own = recipe.activations_on_host, bool(units.layers), units.own
+        on_host, whole, own = recipe.blocks_on_host, bool(units.layers), units.own
         copies = sizes.weight_copies
         cached = copies if acts.recomputes else 0  # until forward ends; otherwise kept with the blocks
         blocks = 0 if on_host else sizes.kept_by_blocks + copies - cached  # what all of them keep

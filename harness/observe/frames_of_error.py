@@ -18,7 +18,7 @@ _PLUMBING = re.compile(
 )
 """Files whose frames do not say what was asked for: PyTorch's, ours, Python's."""
 _WRAPPERS = re.compile(r".*/(?:site|dist)-packages/(?:accelerate|bitsandbytes|peft)/")
-"""Files of libraries that stand around a model's own modules: which module it was, the line that called says."""
+"""Files of libraries that stand around a model's modules: which module it was, the line that called says."""
 _ABOVE_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/")
 _OTHER_DTYPES = {8: "fp64", 4: "fp32", 2: "16 bit", 1: "8 bit"}
 """Names for dtypes by bytes of a number, where the request is as large as a tensor in another dtype."""
@@ -29,9 +29,9 @@ _ROUNDED_TO = 2**21
 def failed_request(error: BaseException, requested_bytes: int | None) -> dict[str, Any]:
     """What was requested, as fields of an OutOfMemoryReport, from the frames of `error`'s traceback.
 
-    `transformers/loss/loss_utils.py:61 ForCausalLMLoss` is the innermost frame outside PyTorch, with the line
-    that called it where it is peft's, and `as large as logits in fp32: 4 × 4,096 × 151,936 × 4 B` a tensor that
-    it, or what it called, has by a name.
+    `transformers/loss/loss_utils.py:61 ForCausalLMLoss` is the innermost frame outside PyTorch, with the
+    line that called it where it is a wrapper's, and `as large as logits in fp32: 4 × 4,096 × 151,936 × 4 B` a
+    tensor that it, or what it called, has by a name.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     files = [frame.f_code.co_filename for frame, _ in frames]

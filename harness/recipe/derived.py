@@ -134,6 +134,16 @@ class Derived(Fields):
         return "activations" in self.offload
 
     @property
+    def checkpoints_on_host(self) -> bool:
+        """Whether of what checkpointed blocks keep, their inputs, all waits for backward in host memory."""
+        return "checkpoints" in self.offload
+
+    @property
+    def blocks_on_host(self) -> bool:
+        """Whether what blocks keep for backward waits in host memory."""
+        return self.activations_on_host or self.checkpoints_on_host
+
+    @property
     def parameters_on_host(self) -> bool:
         """Whether the model lives in host memory, and the optimizer with it."""
         return "parameters" in self.offload

@@ -131,7 +131,8 @@ class Fields(Values):
     """Step each parameter as its gradient arrives, then free the gradient."""
 
     offload: tuple[Offload, ...] = ()
-    """What lives in host memory and visits the GPU when needed."""
+    """What lives in host memory and visits the GPU when needed. checkpoints: what gradient_checkpointing
+    keeps, the inputs of blocks, as with transformers' `offload`. activations: all that waits for backward."""
     compile: bool = False
     """Run the model through torch.compile."""
 

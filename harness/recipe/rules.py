@@ -71,6 +71,17 @@ RULES: tuple[Rule, ...] = (
         "selective_checkpointing: false, or offload: []",
     ),
     Rule(
+        ("offload", "gradient_checkpointing"),
+        lambda r: r.checkpoints_on_host and (not r.gradient_checkpointing or r.selective_checkpointing),
+        "checkpoints are the inputs of blocks, where these alone are kept; set gradient_checkpointing: true "
+        "and selective_checkpointing: false, or offload: []",
+    ),
+    Rule(
+        ("offload", "offload"),
+        lambda r: r.activations_on_host and r.checkpoints_on_host,
+        "checkpoints are among the activations; set offload: [checkpoints], or offload: [activations]",
+    ),
+    Rule(
         ("attention", "precision"),
         lambda r: r.flash_package and r.compute_dtype == "fp32",
         "flash attention computes in 16 bit only; set precision: bf16, or attention: sdpa",

@@ -24,7 +24,7 @@ Optimizer = Literal[
     "adamw_torch_8bit",
     "adamw_torch_4bit",
 ]
-Offload = Literal["activations", "optimizer", "parameters"]
+Offload = Literal["activations", "checkpoints", "optimizer", "parameters"]
 Task = Literal["sft", "dpo", "kto", "orpo", "grpo", "reward", "classification", "embedding"]
 Parallel = Literal["none", "ddp", "fsdp", "tp", "fsdp+tp"]
 Wrap = Literal["block", "accelerate", "transformers"]

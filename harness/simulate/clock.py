@@ -156,9 +156,12 @@ class SimulatedTime:
             if self.recomputing:
                 self.recomputed_flops += flops
 
-    def copy(self, size_bytes: int, to_host: bool, source: int, target: int, *, waits: bool) -> None:
+    def copy(
+        self, size_bytes: int, to_host: bool, source: int, target: int, *, beside: bool, waits: bool
+    ) -> None:
         """Launch a copy over the link from the storage `source` to the storage `target`. It begins when the
-        device has executed what was launched before. With `waits` the host waits for its end."""
+        device has executed what was launched before, and the current stream waits for its end, unless it runs
+        `beside`. With `waits` the host waits, too."""
         self._host_s += self.hardware.calibration.host_op_s
         direction = "out" if to_host else "in"
         begins_s = max(self.done_s(self.stream), self._link_s[direction], self._arrival([source]))
@@ -168,6 +171,8 @@ class SimulatedTime:
             self._leaves_s[source] = ends_s
         if waits:
             self._host_s = ends_s
+        if not beside:
+            self._device_waits_until(ends_s)
         self.bytes_moved[self.phase] += size_bytes
 
     def work_on_host(self, cost: Cost, reads: Iterable[int]) -> None:

@@ -17,7 +17,7 @@ from harness.simulate.cuda.shape_cache import VIEW, Call, tensors_in
 from harness.simulate.l2_cache import SHARED_BYTES, Again, L2Cache, TouchedTensor, touched_tensors
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
-from harness.training import is_on_host
+from harness.training import is_beside, is_on_host
 
 aten = torch.ops.aten
 
@@ -165,7 +165,9 @@ class SimulatedDevice(StorageTracker):
         there = [key in self.on_host for key in given]
         if func._overloadpacket is aten.copy_ and len(given) == 2 and there[0] != there[1]:
             non_blocking = len(args) > 2 and args[2]
-            clock.copy(args[0].nbytes, there[0], given[1], given[0], waits=not non_blocking)
+            target, source = given
+            waits, beside = not non_blocking, is_beside()
+            clock.copy(args[0].nbytes, there[0], source, target, beside=beside, waits=waits)
         elif there and all(there):
             clock.work_on_host(cost, given)
         else:  # unified memory (paged optimizers) stays on the device while there is room

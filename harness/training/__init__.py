@@ -7,7 +7,7 @@ from harness.training.batches import Batches, StepBatches
 from harness.training.callers_state import undisturbed
 from harness.training.evaluation import Evaluation
 from harness.training.failures import TOO_LARGE
-from harness.training.host_memory import is_dense, is_on_host, on_host, to_host
+from harness.training.host_memory import is_beside, is_dense, is_on_host, on_host, to_host
 from harness.training.loop import Kind, LoopObserver, Step, remaining_kinds, run_steps, set_up, step_kinds
 from harness.training.model import import_libraries
 from harness.training.saving import CANNOT_WRITE, save_as_trainer

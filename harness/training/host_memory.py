@@ -1,7 +1,7 @@
 """Tensors in host memory, and the stream that copies them to the device and back."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -11,6 +11,10 @@ from torch import Tensor
 _inside = ContextVar("on_host", default=False)
 """Whether the thread is in `on_host`. Each thread has its own value: a GPU's backward runs in a thread of
 autograd, where hooks enter `on_host` themselves."""
+
+
+_beside = ContextVar("is_beside", default=False)
+"""Whether the thread is in `SideStream.after_compute`."""
 
 
 @contextmanager
@@ -26,6 +30,11 @@ def on_host() -> Iterator[None]:
 def is_on_host() -> bool:
     """Whether the caller is inside `on_host()`."""
     return _inside.get()
+
+
+def is_beside() -> bool:
+    """Whether copies that the caller makes run beside the compute stream."""
+    return _beside.get()
 
 
 def host_empty_like(tensor: Tensor) -> Tensor:
@@ -59,7 +68,8 @@ class SideStream:
     """A stream for copies between host and device, which run while the compute stream computes.
 
     Device memory always comes from the compute stream, so it is reused in a fixed order. On a CPU and for
-    shape-only tensors there is no stream: every copy is done at once, in the order in which a GPU gets it.
+    shape-only tensors there is no stream: every copy is done at once, in the order in which a GPU gets it,
+    and `is_beside` tells a simulation's clock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -69,12 +79,14 @@ class SideStream:
     @contextmanager
     def after_compute(self) -> Iterator[None]:
         """Copies in the `with` block are queued: they begin when the compute stream's work so far is done."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
-        with self._stream:
-            yield
+        before = _beside.set(True)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.accelerator.current_stream(self._device))
+        try:
+            with self._stream or nullcontext():
+                yield
+        finally:
+            _beside.reset(before)
 
     def event(self) -> Any:
         """An event for `compute_waits`: the copies queued so far are done."""

@@ -70,6 +70,7 @@ RECIPES = {
     "nf4": tiny(adapter="lora", quantization="nf4", precision="bf16"),
     "eager": tiny(attention="eager", precision="bf16-mixed"),
     "offload": tiny(adapter="lora", offload=("activations",), precision="bf16"),
+    "checkpoints": tiny(precision="bf16", gradient_checkpointing=True, offload=("checkpoints",)),
     "fused": tiny(adapter="lora", loss="fused_linear", precision="bf16"),
     "gpt2": tiny("gpt2", precision="fp16-mixed"),
     "experts": tiny("mixtral", precision="bf16", adapter="lora"),

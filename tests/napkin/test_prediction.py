@@ -159,7 +159,7 @@ CHOICES = {
     "precision": ["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"],
     "optimizer": list(get_args(Optimizer)),
     "optimizer_impl": ["foreach", "fused", "for_loop"],
-    "offload": [(), ("activations",), ("optimizer",), ("parameters",)],
+    "offload": [(), ("activations",), ("checkpoints",), ("optimizer",), ("parameters",)],
     "quantization": ["none", "nf4", "int8"],
     "adapter": ["none", "lora", "ia3"],
 }
@@ -167,7 +167,7 @@ CHOICES = {
 
 @pytest.mark.parametrize("field", sorted(CHOICES))
 def test_every_value_of_a_choice_has_its_own_answer(field):
-    base = {"quantization": LORA}.get(field, {})
+    base = {"quantization": LORA, "offload": {"gradient_checkpointing": True}}.get(field, {})
     answers = [str(answer(small(**base, **{field: value}))) for value in CHOICES[field]]
     assert len(set(answers)) == len(answers)  # fp16 is bf16 in bytes; unscaling tells them apart
 
@@ -414,8 +414,9 @@ def test_what_does_not_fit_says_so():
 
 
 def test_offload_moves_bytes_to_the_host_and_costs_time():
-    for where in ("activations", "optimizer", "parameters"):
-        base, moved = small(micro_batch_size=4), small(micro_batch_size=4, offload=(where,))
+    for where in ("activations", "checkpoints", "optimizer", "parameters"):
+        fields = {"micro_batch_size": 4, "gradient_checkpointing": where == "checkpoints"}
+        base, moved = small(**fields), small(**fields, offload=(where,))
         before, after = predict(base, H100, SMALL), predict(moved, H100, SMALL)
         assert after.memory.host_bytes > before.memory.host_bytes == 0
         assert after.memory.peak_allocated_bytes < before.memory.peak_allocated_bytes

@@ -221,7 +221,7 @@ OURS, THEIRS = 1, 2
 def test_a_copy_to_the_host_runs_beside_the_device() -> None:
     time = SimulatedTime(device())
     kernel(time, 5)
-    time.copy(1_000_000, True, OURS, THEIRS, waits=False)  # 10 ms, once the kernel is done
+    time.copy(1_000_000, True, OURS, THEIRS, beside=True, waits=False)  # 10 ms, once the kernel is done
     kernel(time, 7)
     assert time.now() == pytest.approx(LAUNCH_S + 15e-3)
     time.freed(OURS)  # its memory is used again by what comes now
@@ -231,9 +231,17 @@ def test_a_copy_to_the_host_runs_beside_the_device() -> None:
     assert time.bytes_moved[""] == 1_000_000
 
 
+def test_a_copy_on_the_compute_stream_keeps_the_device_waiting() -> None:
+    time = SimulatedTime(device())
+    kernel(time, 5)
+    time.copy(1_000_000, True, OURS, THEIRS, beside=False, waits=False)  # 10 ms
+    kernel(time, 7)
+    assert time.now() == pytest.approx(LAUNCH_S + 22e-3)
+
+
 def test_the_device_waits_for_what_comes_from_the_host() -> None:
     time = SimulatedTime(device())
-    time.copy(1_000_000, False, THEIRS, OURS, waits=False)
+    time.copy(1_000_000, False, THEIRS, OURS, beside=True, waits=False)
     kernel(time, 3)
     kernel(time, 1, (OURS,))
     assert time.now() == pytest.approx(LAUNCH_S + 11e-3)
@@ -243,17 +251,17 @@ def test_the_device_waits_for_what_comes_from_the_host() -> None:
 def test_the_two_directions_of_the_link_do_not_wait_for_each_other() -> None:
     time = SimulatedTime(device())
     for storage in range(10, 30, 2):
-        time.copy(1_000_000, True, storage, storage + 1, waits=False)
-        time.copy(1_000_000, False, storage + 1000, storage + 1001, waits=False)
+        time.copy(1_000_000, True, storage, storage + 1, beside=True, waits=False)
+        time.copy(1_000_000, False, storage + 1000, storage + 1001, beside=True, waits=False)
     assert time.now() == pytest.approx(10 * 10e-3, rel=1e-3)
 
 
 def test_the_host_works_on_what_has_arrived_and_sends_it_back() -> None:
     time = SimulatedTime(device())
-    time.copy(1_000_000, True, OURS, THEIRS, waits=True)  # 10 ms
+    time.copy(1_000_000, True, OURS, THEIRS, beside=True, waits=True)  # 10 ms
     kernel(time, 2)  # launched after it
     time.work_on_host(Cost(0, 3_000_000, 0.0, 0.0), [THEIRS])  # 15 ms at 0.2 GB/s
-    time.copy(1_000_000, False, THEIRS, OURS, waits=False)  # 10 ms
+    time.copy(1_000_000, False, THEIRS, OURS, beside=True, waits=False)  # 10 ms
     kernel(time, 1, (OURS,))
     assert time.now() == pytest.approx(36e-3, abs=1e-5)
     assert time.bound() == "host"
@@ -263,14 +271,17 @@ def test_offload_costs_the_link_and_the_host_their_time() -> None:
     recipe = {"model": "tiny-llama-bytes", "seq_len": 64, "micro_batch_size": 1, "precision": "bf16"}
     times: dict[str, dict[str, float]] = {}
     host_bytes = 0
-    for offload in ("nothing", "activations", "optimizer", "parameters"):
+    for offload in ("nothing", "activations", "optimizer", "parameters", "checkpoints"):
         chosen = [] if offload == "nothing" else [offload]
-        profile = simulate(check_recipe({**recipe, "offload": chosen}, "here"), device())[0]
+        fields = {**recipe, "offload": chosen, "gradient_checkpointing": offload == "checkpoints"}
+        profile = simulate(check_recipe(fields, "here"), device())[0]
         times[offload] = {name: phase.time_s.median or 0.0 for name, phase in profile.phases.items()}
-        host_bytes = profile.memory.host_bytes or 0
+        host_bytes = (profile.memory.host_bytes or 0) if offload == "parameters" else host_bytes
     here = times["nothing"]
     assert times["activations"]["backward"] > 1.5 * here["backward"]
     assert times["optimizer"]["optimizer_step"] > 1.5 * here["optimizer_step"]
+    inputs = 4 * 64 * 128 * 2  # of as many blocks, tokens and numbers of 2 bytes
+    assert times["checkpoints"]["forward"] - here["forward"] == pytest.approx(inputs / LINK, rel=0.1)
     # the host has weights, gradients and two moments: a quarter of it comes in, once in forward
     assert times["parameters"]["forward"] == pytest.approx(host_bytes / 4 / LINK, rel=0.1)
 

@@ -14,6 +14,8 @@ BROKEN: list[dict[str, Any]] = [
     {"adapter": "ia3", "quantization": "nf4"},
     {"selective_checkpointing": True},
     {"selective_checkpointing": True, "gradient_checkpointing": True, "offload": ["activations"]},
+    {"offload": ["checkpoints"]},
+    {"offload": ["checkpoints", "activations"], "gradient_checkpointing": True},
     {"attention": "flash_attention_2", "precision": "fp32"},
     {"optimizer_impl": "fused", "optimizer": "adamw_8bit"},
     {"optimizer_impl": "fused", "optimizer": "adafactor"},

@@ -1,13 +1,15 @@
 """The toggle `gradient_checkpointing`: each block keeps its input, and backward computes the rest again."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from harness.recipe import Recipe
+from harness.training.host_memory import to_host
 from harness.training.model_config import model_class
 from harness.training.toggles import Problem
 
@@ -31,6 +33,29 @@ def checkpoint_blocks(recipe: Recipe, model: Any) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    for module in model.modules() if recipe.checkpoints_on_host else ():
+        if hasattr(module, "_gradient_checkpointing_func"):
+            module._gradient_checkpointing_func = _inputs_to_host(module._gradient_checkpointing_func)
+
+
+def _inputs_to_host(checkpointed: Callable[..., Any]) -> Callable[..., Any]:
+    """`checkpointed` with the inputs that it keeps in host memory. Both copies are on the compute stream, as
+    with transformers' own `offload` (5.23), which a simulation cannot take: its tensors are on no GPU."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(_to_host, _back):
+            return checkpointed(*args, **kwargs)
+
+    return run
+
+
+def _to_host(tensor: Tensor) -> tuple[Tensor, torch.device]:
+    return to_host(tensor), tensor.device
+
+
+def _back(kept: tuple[Tensor, torch.device]) -> Tensor:
+    host, device = kept
+    return torch.empty_like(host, device=device).copy_(host, non_blocking=True)
 
 
 def checkpointing_problems(recipe: Recipe, config: Any) -> Iterator[Problem]:

@@ -49,6 +49,23 @@ def test_offload_changes_no_bit(what: str, fields: dict[str, Any]) -> None:
     assert same_bits(weights(away.training), weights(here.training))
 
 
+@pytest.mark.parametrize("fields", SETTINGS)
+def test_checkpoints_wait_on_the_host_and_change_no_bit(fields: dict[str, Any]) -> None:
+    fields = {**fields, "gradient_checkpointing": True}
+    here, away = (train(tiny(seq_len=32, offload=where, **fields), 4) for where in ((), ("checkpoints",)))
+    assert away.losses == here.losses
+    assert same_bits(weights(away.training), weights(here.training))
+
+
+def test_what_is_on_the_host_are_the_inputs_of_both_blocks() -> None:
+    fields = {"gradient_checkpointing": True}
+    here, here_left = observed_step(**fields)
+    away, away_left = observed_step(**fields, offload=["checkpoints"])
+    inputs = 2 * 2 * 32 * 64 * 4  # blocks, rows, tokens, numbers of 4 bytes
+    assert sum(here_left) - sum(away_left) == away.host_peak_bytes == inputs
+    assert (away.host_bytes, here.host_peak_bytes) == (0, 0)
+
+
 @pytest.mark.parametrize("fields", [s for s in SETTINGS if "gradient_accumulation_steps" not in s])
 def test_activations_wait_for_backward_on_the_host(fields: dict[str, Any]) -> None:
     here, here_left = observed_step(**fields)

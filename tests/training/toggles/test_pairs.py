@@ -34,7 +34,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "optimizer_impl": ("foreach", "fused", "for_loop"),
     "optimizer_in_backward": SWITCH,
     "offload": (
-        *((), ("activations",), ("optimizer",), ("parameters",)),
+        *((), ("activations",), ("checkpoints",), ("optimizer",), ("parameters",)),
         *(("activations", "optimizer"), ("activations", "parameters"), ("optimizer", "parameters")),
     ),
     "task": ("sft", "dpo", "kto", "orpo", "grpo", "reward", "classification", "embedding"),
