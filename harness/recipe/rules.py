@@ -66,15 +66,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("selective_checkpointing", "offload"),
-        lambda r: r.selective_checkpointing and r.activations_on_host,
+        lambda r: r.selective_checkpointing and r.blocks_on_host,
         "what is kept beside the inputs of blocks cannot go to the host; set "
         "selective_checkpointing: false, or offload: []",
     ),
     Rule(
         ("offload", "gradient_checkpointing"),
-        lambda r: r.checkpoints_on_host and (not r.gradient_checkpointing or r.selective_checkpointing),
-        "checkpoints are the inputs of blocks, where these alone are kept; set gradient_checkpointing: true "
-        "and selective_checkpointing: false, or offload: []",
+        lambda r: r.checkpoints_on_host and not r.gradient_checkpointing,
+        "checkpoints are what checkpointing keeps; set gradient_checkpointing: true, or offload: []",
     ),
     Rule(
         ("offload", "offload"),

@@ -350,7 +350,7 @@ def test_every_value_that_is_known_from_elsewhere_is_none_of_ours() -> None:
         ("optimizer: adam_w", ["optimizer: adam_w", "Did you mean adamw?"]),
         ("quantization: 4", ["quantization: 4", "none, nf4, fp4, int8"]),
         ("offload: [activation]", ["offload: [activation]", "Did you mean activations?"]),
-        ("offload: {a: 1}", ["offload: ", "a list of any of activations, optimizer, parameters"]),
+        ("offload: {a: 1}", ["offload: ", "a list of any of activations, checkpoints, optimizer"]),
         ("offload: [optimizer, optimizer]", ["listed twice"]),
         ("lora_targets: 'q_proj,q_proj'", ["listed twice"]),
         ("lora_targets: 3", ["lora_targets: 3", "all-linear or a list of names"]),
