@@ -177,16 +177,12 @@ class Hardware:
         return self.datasheet.flops[dtype].value
 
     def lacks(self, recipe: "Recipe") -> str:
-        """What the recipe needs and the device lacks, as "no bf16 units"; empty if it lacks nothing.
-
-        The packages of flash attention need Ampere or later (transformers/modeling_flash_attention_utils.py,
-        cuda_min_major_version).
-        """
+        """What the recipe needs and the device lacks, as "no bf16 units"; empty if it lacks nothing."""
         missing = next((dtype for dtype in recipe.dtypes_of_products if not self.supports(dtype)), None)
         if missing is not None:
             return f"no {missing} units"
-        old = float(self.datasheet.compute_capability) < 8
-        return "no flash attention" if old and recipe.flash_package else ""
+        old = float(self.datasheet.compute_capability) < recipe.flash_capability
+        return "no flash attention" if old else ""
 
     def check(self, recipe: "Recipe") -> None:
         """Raise InputError if the device lacks what the recipe needs."""
@@ -195,7 +191,8 @@ class Hardware:
         if lacking:
             needs = {
                 "no fp8 units": f"products in fp8 need {FP8_SINCE}; set fp8: false",
-                "no flash attention": "the packages of flash attention need 8.0; set attention: sdpa",
+                "no flash attention": "the packages of flash attention need 8.0, and the fourth 9.0; "
+                "set attention: sdpa",
             }
             raise InputError(
                 f"hardware: {self.name} has compute capability {self.datasheet.compute_capability}, and "

@@ -32,8 +32,11 @@ def forward(
 
     Version 2 splits the keys of a batch as torch's copy of it does. Version 3 (num_splits=1) allocates its
     tile scheduler's counters: a semaphore, and vectors of one number a document, rounded up to 4 numbers.
+    Version 4 (_flash_attn_fwd) allocates nothing beside its outputs, up to 256 documents.
     """
     script.output(0, 1)
+    if version == 4:
+        return
     if version == 3:
         varlen, masked = starts is not None, causal or local
         batch = query.shape[0] if starts is None else starts.shape[0] - 1
@@ -67,14 +70,16 @@ def backward(
     version: int,
     gpu: Gpu,
 ) -> None:
-    """mha_bwd and mha_varlen_bwd: row sums of grad * out, an fp32 dQ, and for grouped heads more.
+    """mha_bwd, mha_varlen_bwd, _flash_attn_bwd: row sums of grad * out, an fp32 dQ, and more by version.
 
     Version 2: rows are rounded up to 128; packed documents get 128 more each. With grouped heads there are dK
     and dV of every query head, summed over the group afterwards; deterministic, a dQ for each split of keys.
 
     Version 3: also log-sum-exp to base 2, fp32 dK and dV of grouped heads, and semaphores that say whose turn
     a tile of dQ is. Rows and columns are rounded up to the kernel's blocks; packed documents get a block more
-    each.
+    each. Version 4: the same with blocks of its own, and with semaphores for deterministic
+    sums alone. On Blackwell two blocks of columns may work together, and columns are a multiple of both. A
+    head dim of 256 has a kernel there that needs no sums in fp32.
     """
     heads, groups, head_dim = query.shape[-2], key.shape[-2], query.shape[-1]
     batch = query.shape[0] if starts is None else starts.shape[0] - 1
@@ -84,19 +89,42 @@ def backward(
         taken = [FLOAT_BYTES * heads * rows, FLOAT_BYTES * parts * rows * heads * flash_head_dim(head_dim)]
         taken += 2 * [size_of(key) // groups * heads] if groups != heads else []
     else:
-        width, *blocks = blocks_3(head_dim, causal, local, capped, gpu)
+        newest = version == 4
+        of_3 = blocks_3(head_dim, causal, local, capped, gpu)
+        width, *blocks = blocks_4(head_dim, causal or local, gpu) if newest else of_3
+        together = 2 if newest and gpu.capability[0] in (10, 11) and head_dim >= 128 else 1
         rows, columns = (
             batch * round_up(t.shape[1], block)
             if starts is None
             else round_up(t.shape[0] + batch * block, block)
-            for t, block in zip((query, key), blocks, strict=True)
+            for t, block in zip((query, key), (blocks[0], blocks[1] * together), strict=True)
         )
-        taken = 2 * [FLOAT_BYTES * heads * rows] + [FLOAT_BYTES * heads * rows * width]
-        taken += 2 * [FLOAT_BYTES * groups * columns * width] if groups != heads else []
-        taken.append(4 * ceil_div(query.shape[1] if starts is None else longest, blocks[0]) * batch * heads)
+        in_place = together == 2 and head_dim == 256
+        row_sums = 2 * [FLOAT_BYTES * heads * rows]
+        sums = [] if in_place else [FLOAT_BYTES * heads * rows * width]
+        taken = [*sums, *row_sums] if newest else [*row_sums, *sums]
+        taken += 2 * [FLOAT_BYTES * groups * columns * width] if groups != heads and not in_place else []
+        semaphores = 4 * ceil_div(query.shape[1] if starts is None else longest, blocks[0]) * batch * heads
+        taken += [semaphores * together] if deterministic or not newest else []
         if groups != heads and deterministic:
-            taken += 2 * [4 * ceil_div(longest, blocks[1]) * batch * groups]
+            tiles = round_up(longest, blocks[1] * together) // blocks[1]
+            taken += 2 * [4 * tiles * batch * groups * (1 + newest)]
     script.free(*reversed([script.take(size_bytes) for size_bytes in taken]))
+
+
+def blocks_4(head_dim: int, masked: bool, gpu: Gpu) -> tuple[int, int, int]:
+    """The head dim flash-attn 4 sums in, and a block's rows and columns (_flash_attn_bwd)."""
+    blocks = {9: _blocks_of_hopper(head_dim, masked), 12: (64, 64)}
+    return round_up(head_dim, 32), *blocks.get(gpu.capability[0], (128, 128))
+
+
+def _blocks_of_hopper(head_dim: int, masked: bool) -> tuple[int, int]:
+    """_tile_size_bwd_sm90."""
+    if head_dim <= 64:
+        return 128, 128
+    if head_dim <= 128:
+        return 80 if head_dim > 96 and not masked else 64, 128
+    return 64, 96 if head_dim <= 192 else 64
 
 
 def blocks_3(head_dim: int, causal: bool, local: bool, capped: bool, gpu: Gpu) -> tuple[int, int, int]:

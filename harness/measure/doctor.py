@@ -45,6 +45,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "peft": {"peft": {"peft_type": "VERA"}},
     "flash_attention_2": {"precision": "bf16"},
     "flash_attention_3": {"precision": "bf16"},
+    "flash_attention_4": {"precision": "bf16"},
 }
 """The other fields that a recipe needs so that a field, or one value of it, is possible at all."""
 

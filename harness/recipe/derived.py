@@ -54,6 +54,13 @@ class Derived(Fields):
         return self.attention.startswith("flash_attention")
 
     @property
+    def flash_capability(self) -> int:
+        """The compute capability that training with the recipe's flash-attn package needs, 0 without one:
+        Ampere's (transformers/modeling_flash_attention_utils.py, cuda_min_major_version), and for version 4
+        Hopper's (flash_attn/cute/interface.py, _flash_attn_bwd)."""
+        return (9 if self.attention == "flash_attention_4" else 8) if self.flash_package else 0
+
+    @property
     def measured_steps(self) -> int:
         """How many steps a measurement runs."""
         return self.warmup_steps + self.steps + RECORDED_STEPS

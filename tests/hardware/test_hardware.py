@@ -216,6 +216,10 @@ def test_an_unknown_device_names_the_nearest():
     with pytest.raises(InputError, match=r"t4 has compute capability 7\.5, and the packages of flash"):
         find_hardware("t4").check(flash)
     find_hardware("a10g").check(flash)
+    newest = flash.model_copy(update={"attention": "flash_attention_4"})
+    with pytest.raises(InputError, match=r"compute capability 8\.6, .* the fourth 9\.0"):
+        find_hardware("a10g").check(newest)
+    find_hardware("h100").check(newest)
     find_hardware("t4").check(Recipe(model="any", precision="fp16"))
 
 

@@ -284,7 +284,7 @@ def test_transformers_trains_neither_mxfp4_nor_nvfp4() -> None:
         ("adapter: dora", ["write adapter: lora with use_dora: true"]),
         ("adapter: vera", ["write adapter: peft with peft: {peft_type: VERA}"]),
         ("adapter: qlora", ["write adapter: lora with quantization: nf4"]),
-        ("attention: flash-attention-4", ["another implementation"]),
+        ("attention: flex-attention", ["another implementation"]),
         ("attention: flash", ["write attention: flash_attention_2"]),
         ("optimizer: adamw_torch", ["write optimizer: adamw."]),
         ("optimizer: paged_adamw_32bit", ["write optimizer: paged_adamw."]),

@@ -1,10 +1,10 @@
-"""The kernels of the flash-attn packages on shape-only tensors, for `attention: flash_attention_2` and `_3`.
+"""The kernels of the flash-attn packages on shape-only tensors: `attention: flash_attention_2` to `_4`.
 
 The packages are not part of torch and need not be installed. Their functions are written again here around
 operators of our own, which have the same outputs and saved tensors. What a kernel takes from the allocator
 while it runs is a script, as for torch's own. Sources, in github.com/Dao-AILab/flash-attention: version 2
 (2.8), flash_attn/flash_attn_interface.py and csrc/flash_attn/flash_api.cpp; version 3,
-hopper/flash_attn_interface.py and hopper/flash_api.cpp.
+hopper/flash_attn_interface.py and hopper/flash_api.cpp; version 4 (0251105), flash_attn/cute/interface.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ class _How(NamedTuple):
 
 
 def flash_attention(version: int) -> FlashAttention:
-    """The functions of flash-attn `version` 2 or 3 (which has no dropout), on shape-only tensors."""
+    """The functions of flash-attn `version` 2, 3 or 4 (the latter have no dropout), on shape-only tensors."""
 
     def varlen(
         q: Tensor,
@@ -75,11 +75,12 @@ def flash_attention(version: int) -> FlashAttention:
         window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         deterministic: bool = False,
+        learnable_sink: Tensor | None = None,  # version 4's; models that have one take no other version
     ) -> Tensor:
         # a window over all keys is none (flash_api.cpp, mha_fwd)
         local = 0 <= window_size[0] < max_seqlen_k - 1
         settings = dropout_p, causal, local, softcap > 0, deterministic, version
-        return _Function.apply(q, k, v, _How(cu_seqlens_q, max_seqlen_k, *settings))
+        return _Function.apply(q, k, v, _How(cu_seqlens_q, max_seqlen_k, *settings), learnable_sink)
 
     def dense(q: Tensor, k: Tensor, v: Tensor, *settings: Any, **named: Any) -> Tensor:
         return varlen(q, k, v, None, None, q.shape[1], k.shape[1], *settings, **named)
@@ -91,7 +92,7 @@ class _Function(torch.autograd.Function):
     """FlashAttnFunc and FlashAttnVarlenFunc. Version 2 pads head dims to multiples of 8, and saves a seed."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: _How, sink: Tensor | None) -> Tensor:
         ctx.head_dim, ctx.how = q.shape[-1], how
         if how.version == 2:
             q, k, v = (padded(t) for t in (q, k, v))
@@ -99,12 +100,12 @@ class _Function(torch.autograd.Function):
             q, k, v, how.starts, how.longest, how.dropout_p, how.causal, how.local, how.version
         )
         kept = (random_state,) if how.version == 2 else ()
-        ctx.save_for_backward(q, k, v, out, sums, how.starts, *kept)
+        ctx.save_for_backward(q, k, v, out, sums, how.starts, sink, *kept)
         return out[..., : ctx.head_dim]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, sums, starts, *_ = ctx.saved_tensors
+        q, k, v, out, sums, starts, sink, *_ = ctx.saved_tensors
         how = ctx.how
         made = [torch.empty_like(t) for t in (q, k, v)]
         grad = padded(grads[0]) if how.version == 2 else grads[0]
@@ -112,7 +113,8 @@ class _Function(torch.autograd.Function):
             *(grad, q, k, v, out, sums, *made, starts, how.longest, how.causal, how.local, how.capped),
             *(how.deterministic, how.version),
         )
-        return *(t[..., : ctx.head_dim] for t in made), None
+        sink_grad = None if sink is None else torch.empty_like(sink)
+        return *(t[..., : ctx.head_dim] for t in made), None, sink_grad
 
 
 def _made(

@@ -41,17 +41,20 @@ def require_flash_package(recipe: Recipe, device: torch.device) -> None:
     """Raise InputError if the recipe's flash attention package is not installed, unless only shapes run."""
     if not recipe.flash_package or device.type == "meta":
         return
-    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+    from transformers import utils
 
     # without this, transformers would fetch a kernel from the Hub
-    if recipe.attention == "flash_attention_2" and not is_flash_attn_2_available():
+    version = recipe.attention[-1]
+    if getattr(utils, f"is_flash_attn_{version}_available", lambda: False)():
+        return
+    if version == "2":
         raise MissingDependency("flash-attn", "flash-attn", f"attention: {recipe.attention}")
-    if recipe.attention == "flash_attention_3" and not is_flash_attn_3_available():
-        raise InputError(
-            f"attention: {recipe.attention} needs the package flash-attn-3, which is not installed and is no "
-            "part of flash-attn. Build it from the folder hopper of github.com/Dao-AILab/flash-attention, or "
-            "set attention: sdpa."
-        )
+    folder = {"3": "hopper", "4": "flash_attn/cute"}[version]
+    raise InputError(
+        f"attention: {recipe.attention} needs the package flash-attn-{version}, which is not installed and "
+        f"is no part of flash-attn. Build it from the folder {folder} of "
+        "github.com/Dao-AILab/flash-attention, or set attention: sdpa."
+    )
 
 
 def additive_mask_dtype(recipe: Recipe) -> torch.dtype | None:

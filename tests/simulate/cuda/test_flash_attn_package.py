@@ -2,7 +2,7 @@
 (tests/simulate/test_recorded_traces.py: random-8 to random-10); here is what no recording has.
 
 Sources: github.com/Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp (version 2: mha_bwd) and
-hopper/flash_api.cpp (version 3: mha_bwd).
+hopper/flash_api.cpp (version 3: mha_bwd), flash_attn/cute/interface.py (version 4).
 """
 
 import json
@@ -73,7 +73,39 @@ def test_blocks_of_version_3(given: tuple[Any, ...], expected: tuple[int, int, i
     assert blocks_3(head_dim, causal, local, capped, gpu) == expected
 
 
-@pytest.mark.parametrize("version", [2, 3])
+def taken_by_version_4(
+    gpu: Gpu, heads: int, groups: int, head_dim: int, starts: Tensor | None = None, **how: bool
+) -> list[int]:
+    """What backward takes for 2 rows of 300 tokens, or for 600 tokens of the documents in `starts`."""
+    lead = (2, 300) if starts is None else (600,)
+    q, k = meta(*lead, heads, head_dim), meta(*lead, groups, head_dim)
+    settings = {"causal": True, "local": False, "capped": False, "deterministic": False, **how}
+    args = (q, q, k, k, q, q, q, k, k, starts, 300, *settings.values(), 4)
+    steps = script_of(torch.ops.harness.flash_attention_backward.default, args, {}, None, gpu)
+    return [step.size_bytes for step in steps if isinstance(step, Take)]
+
+
+def test_backward_of_version_4() -> None:
+    """By hand, after _flash_attn_bwd in interface.py: dq_accum, dpsum, lse_log2, dk_accum, dv_accum."""
+    h100, b200, consumer = (Gpu(of, 132, TorchRelease(2, 13)) for of in ((9, 0), (10, 0), (12, 0)))
+    # rows of 64, 80 or 128 and columns of 128: 300 tokens are 320, 320 or 384 rows, and 384 columns
+    assert taken_by_version_4(h100, 8, 8, 128) == [4 * 2 * 8 * 320 * 128, *2 * [4 * 2 * 8 * 320]]
+    assert taken_by_version_4(h100, 8, 8, 128, causal=False)[0] == 4 * 2 * 8 * 320 * 128
+    assert taken_by_version_4(h100, 8, 8, 64)[0] == 4 * 2 * 8 * 384 * 64
+    assert taken_by_version_4(h100, 8, 2, 64)[3:] == 2 * [4 * 2 * 2 * 384 * 64]
+    # two blocks of columns together: 512
+    assert taken_by_version_4(b200, 8, 2, 128)[3:] == 2 * [4 * 2 * 2 * 512 * 128]
+    assert taken_by_version_4(b200, 8, 2, 64)[3:] == 2 * [4 * 2 * 2 * 384 * 64]
+    assert taken_by_version_4(b200, 8, 2, 256) == 2 * [4 * 2 * 8 * 384]
+    # dQ_semaphore: 3 blocks of rows, 2 together; dK_semaphore and dV_semaphore: 4 of columns, 2 numbers each
+    semaphores = taken_by_version_4(b200, 8, 2, 128, deterministic=True)[5:]
+    assert semaphores == [4 * 2 * 8 * 3 * 2, *2 * [4 * 2 * 2 * 4 * 2]]
+    # (600 + 4 * 64 - 1) // 64 * 64 rows of 3 documents
+    starts = torch.empty(4, dtype=torch.int32, device="meta")
+    assert taken_by_version_4(consumer, 8, 8, 128, starts)[1] == 4 * 8 * 832
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
 def test_flops_are_those_of_torchs_own_kernel(version: int) -> None:
     """2 products forward and 5 backward, as PyTorch's counter counts its flash kernel."""
 
@@ -90,7 +122,7 @@ def test_flops_are_those_of_torchs_own_kernel(version: int) -> None:
     assert ours == counted(torchs, 2, 4, 128, 64) == (2 + 5) * 2 * (2 * 4 * 128 * 128 * 64)
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, 3, 4])
 @pytest.mark.parametrize("fields", [{}, {"packing": True, "micro_batch_size": 1}, {"micro_batch_size": 1}])
 def test_a_recipe_with_flash_attention_simulates(version: int, fields: dict[str, Any]) -> None:
     """The package need not be here, none is imported, and transformers forgets it afterwards."""

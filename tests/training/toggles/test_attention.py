@@ -47,13 +47,13 @@ def test_what_runs_is_what_was_asked_for(
     assert attention_kernel(training.model) == attention
 
 
-@pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3"])
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "flash_attention_4"])
 def test_flash_attention_on_a_cpu_is_refused(attention: str) -> None:
     with pytest.raises(InputError, match=f"attention: {attention} needs an NVIDIA GPU; set attention: sdpa"):
         build_model(tiny(attention=attention, precision="bf16"), CPU)
 
 
-@pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3"])
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "flash_attention_4"])
 @pytest.mark.parametrize("weights", ["random", "pretrained"])
 def test_flash_attention_is_never_fetched(
     attention: str, weights: str, monkeypatch: pytest.MonkeyPatch
@@ -76,6 +76,7 @@ def test_flash_attention_is_never_fetched(
 FLASH_HINTS = {
     "flash_attention_2": r"pip install 'finetune-harness\[flash-attn\]'",
     "flash_attention_3": r"flash-attn-3, which is not installed.* Build it from the folder hopper",
+    "flash_attention_4": r"flash-attn-4, which is not installed.* Build it from the folder flash_attn/cute",
 }
 
 
