@@ -70,7 +70,10 @@ def _has_attention(architecture: Any, attention: str) -> bool:
     """Whether the model class `architecture` says that it supports `attention`."""
     if attention == "sdpa":
         return bool(getattr(architecture, "_supports_sdpa", True))
-    return attention == "eager" or bool(getattr(architecture, "_supports_flash_attn", True))
+    # of a model whose attention has sinks: the packages that know them
+    packages = getattr(architecture, "_compatible_flash_implementations", None) or (attention,)
+    supports = bool(getattr(architecture, "_supports_flash_attn", True)) and attention in packages
+    return attention == "eager" or supports
 
 
 def _without_flash(architecture: Any) -> str:

@@ -9,8 +9,10 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
 from harness.errors import InputError
+from harness.recipe import Recipe
 from harness.training.model import build_model
-from harness.training.toggles.attention import attention_kernel
+from harness.training.model_config import load_config
+from harness.training.toggles.attention import attention_kernel, attention_problems
 from tests.support.tiny import CPU, tiny, train
 
 
@@ -86,6 +88,13 @@ def test_capped_scores_refuse_sdpa(supports_sdpa: bool, monkeypatch: pytest.Monk
     with pytest.raises(InputError, match=r"attention: sdpa: gemma2 caps .* set attention: eager"):
         build_model(tiny("gemma2"), CPU)
     assert len(train(tiny("gemma2", attention="eager"), 1).losses) == 1
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "flash_attention_4"])
+def test_attention_with_sinks_takes_the_packages_that_know_them(attention: str) -> None:
+    recipe = Recipe(model="gpt-oss-20b", attention=attention, precision="bf16")
+    problems = list(attention_problems(recipe, load_config(recipe), torch.device("meta")))
+    assert [problem.line for problem in problems] == ["attention: eager"] * (attention != "flash_attention_4")
 
 
 def test_a_model_without_sdpa_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
