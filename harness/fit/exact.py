@@ -12,7 +12,7 @@ from harness.errors import InputError
 from harness.fit.search import LARGEST, MULTIPLES, FitField
 from harness.fit.simulations import Simulations
 from harness.recipe import Recipe, check_recipe
-from harness.step_profile import StepProfile
+from harness.step_profile import StepProfile, is_tight, spare_bytes
 
 MOST_GUESSES = 8
 """How many values are tried where the formula expects the limit. After them the interval is halved."""
@@ -53,6 +53,8 @@ class ExactFit:
             "largest": self.value,
             "peak_allocated_bytes": memory and memory.peak_allocated_bytes,
             "peak_reserved_bytes": memory and memory.peak_reserved_bytes,
+            "spare_bytes": self.profile and spare_bytes(self.profile),
+            "too_tight_to_call": self.profile and is_tight(self.profile),
             "host_bytes": memory and memory.host_bytes,
             "next": self.next_value,
             "next_out_of_memory_in": oom and oom.phase,

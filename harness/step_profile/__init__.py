@@ -21,6 +21,7 @@ from harness.step_profile.in_words import (
     leak_in_words,
     peak_in_words,
     ranks_in_words,
+    spare_bytes,
     time_in_words,
     verdict,
 )

@@ -398,7 +398,8 @@ def test_less_memory_than_the_context_takes_fits_nothing() -> None:
 def test_json_has_what_was_found_and_tried() -> None:
     document = json.loads(json.dumps(found_in(60).as_json()))
     assert document["largest"] == found_in(60).value
-    assert document["peak_reserved_bytes"] <= 60 * MiB
+    assert document["peak_reserved_bytes"] + document["spare_bytes"] == 60 * MiB
+    assert document["too_tight_to_call"] is (document["spare_bytes"] < with_mib(60).memory_bytes * 0.02)
     assert document["next_out_of_memory_in"] in ("forward", "backward")
     assert document["tried"][str(document["next"])] is False
     nothing = fit_exact(LORA, Simulations(with_mib(4))).as_json()
