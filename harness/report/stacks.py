@@ -14,8 +14,10 @@ MOST_LINES = 200
 _PLUMBING = re.compile(
     r"harness/(?:__main__\.py|(?:cli|answers|measure|simulate|observe|system|sweep|virtual_gpu)/|training/loop\.py)"
     r"|(?:typer/|click/|runpy\.py|<frozen runpy>|<string>)|(?:\S*/)?bin/harness:"
+    r"|\?\?:|\S+\.(?:c|cc|cpp|cu|h|hpp):\d"
 )
-"""The frames of harness that call the training step and allocate nothing themselves, which are left out."""
+"""Frames that are left out: those of harness that call the training step and allocate nothing themselves, and
+those of C++, dozens for each allocation where a program records them too."""
 
 
 class CallTree:
