@@ -1,4 +1,5 @@
-"""Take measured kernels of devices that vidur has not: write benchmarks/time/aiconfigurator.csv.
+"""Take measured kernels of devices that vidur has not: write benchmarks/time/aiconfigurator.csv, and
+unfitted.csv for a device whose estimates follow from its datasheet and from the kernels of another.
 
     python -m benchmarks.time.aiconfigurator FOLDER
 
@@ -27,6 +28,8 @@ from benchmarks.time.kernel_rows import device_of
 from harness.kernel_time.estimates import bound_s
 
 FILE = Path(__file__).with_name("aiconfigurator.csv")
+UNFITTED = Path(__file__).with_name("unfitted.csv")
+"""To what is here nothing is fitted."""
 DEVICES = {
     "l40s": "l40s",
     "h100_sxm": "h100-cuda13",
@@ -36,6 +39,7 @@ DEVICES = {
 }
 """Folders, and the names that their devices have here. All servers run on CUDA 13; it is said where vidur has
 measured the same chip with an earlier one."""
+UNFITTED_DEVICES = {"gb200": "gb200"}
 RELEASES = {"sglang": "0.5.14", "trtllm": "1.3.0rc20", "vllm": "0.24.0"}
 FEWEST_ROWS = 128
 """Products with fewer are left out."""
@@ -75,12 +79,12 @@ def casts(folder: Path) -> Rows:
     return found
 
 
-def main(folder: Path) -> None:
-    """Write the file."""
-    with FILE.open("w", encoding="utf-8", newline="") as file:
+def main(folder: Path, out: Path, devices: dict[str, str]) -> None:
+    """Write the file `out` of `devices`."""
+    with out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["device", "kernel", "m", "n", "k", "bytes", "median_ms"])
-        for name, device in DEVICES.items():
+        for name, device in devices.items():
             for kernel, rows, most in (
                 ("linear", products(folder / name, device), PRODUCTS),
                 ("fp8_cast", casts(folder / name), CASTS),
@@ -91,4 +95,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), FILE, DEVICES)
+    main(Path(sys.argv[1]), UNFITTED, UNFITTED_DEVICES)

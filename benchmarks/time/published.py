@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.published.distributed import reason
 from benchmarks.published.equivalents import recipe_fields
+from benchmarks.time.aiconfigurator import UNFITTED
 from benchmarks.time.fit import ATTENTION, OTHER_DEVICES
 from benchmarks.time.kernel_rows import read_rows
 from benchmarks.time.kernels import errors
@@ -123,7 +124,9 @@ def made(files: Sequence[Path]) -> dict[str, Any]:
     return {
         "provenance": provenance(),
         "kernels": [
-            each for file in (compute, network, ATTENTION, OTHER_DEVICES) for each in errors(read_rows(file))
+            each
+            for file in (compute, network, ATTENTION, OTHER_DEVICES, UNFITTED)
+            for each in errors(read_rows(file))
         ],
         "step_kernels": step_kernels(),
         "runs": [{name: row[name] for name in kept} for row in runs if row["error"] is not None],

@@ -75,8 +75,9 @@ def _gpu(
     fp32: float,
     half: float,
     source: str,
-    pcie: int,
+    pcie: int = 0,
     lanes: int = 16,
+    c2c: float = 0.0,
     nvlink: float | None = None,
     bf16: bool = True,
 ) -> Datasheet:
@@ -93,7 +94,9 @@ def _gpu(
         memory_bytes=_seen_by_cuda(name, mib),
         memory_bandwidth=Cited(bandwidth, source),
         flops={dtype: Cited(value, source) for dtype, value in dtypes.items()},
-        host_link=_pcie(pcie, lanes),
+        host_link=Cited(c2c / 4, f"NVLink-C2C, {c2c / 1e9:g} GB/s in both directions for two GPUs: {source}")
+        if c2c
+        else _pcie(pcie, lanes),
         gpu_link=_nvlink(nvlink, source) if nvlink else _pcie(pcie, lanes),
     )
 
@@ -145,11 +148,14 @@ _A40 = "NVIDIA A40 datasheet (149.7 = 299.4 with sparsity / 2)"
 _A6000 = "NVIDIA RTX A6000 datasheet and GA102 whitepaper (dense)"
 _ADA6000 = "NVIDIA RTX 6000 Ada datasheet (364.2 = 1,457 FP8 with sparsity / 4)"
 _B200 = "NVIDIA HGX B200 datasheet, per GPU (2,250 = 4,500 with sparsity / 2)"
+_GB200 = "NVIDIA GB200 NVL72 datasheet, per GPU (2,500 = 360 PFLOP/s with sparsity / 2 / 72)"
 
 _VOLTA: dict[str, Any] = {"pcie": 3, "nvlink": 300e9, "bf16": False}
 
 # fmt: off
 DATASHEETS: tuple[Datasheet, ...] = (
+    _gpu("gb200", "NVIDIA GB200", "GB200 186 GB", "10.0", 189471,
+         sms=152, l2=126, bandwidth=8e12, fp32=80e12, half=2500e12, source=_GB200, c2c=900e9, nvlink=1800e9),
     _gpu("b200", "NVIDIA B200", "B200 SXM 180 GB", "10.0", 183359,
          sms=148, l2=126, bandwidth=7.7e12, fp32=75e12, half=2250e12, source=_B200, pcie=5, nvlink=1800e9),
     _gpu("h200", "NVIDIA H200", "H200 SXM 141 GB", "9.0", 143771,
