@@ -10,7 +10,7 @@ neither of them has come from benchmarks/time/aiconfigurator.csv (see the module
 from benchmarks/time/attention.csv. A fifth is kept aside: of products whole shapes, with all their rows; of
 the others sizes. What is written beside the parameters: source, count, and how far off the kept are.
 
-Parts are products, memory, fp32, attention, links, devices and copies (the last two in
+Parts are products, memory, fp32, attention, links, devices, copies and blocks (the last three in
 benchmarks/time/fit_devices.py); one that is not named in --only stays as it is. Products go on from the
 parameters that are there, unless --anew. Nothing here knows the time of any training step.
 """
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.time.fit_devices import fit_copies, fit_devices, reported_spread
+from benchmarks.time.fit_devices import fit_blocks, fit_copies, fit_devices, reported_spread
 from benchmarks.time.fit_products import architecture_of, fit_products
 from benchmarks.time.kernel_rows import AT_THE_LIMIT, KINDS, MACHINES, KernelRow, aside, device_of, read_rows
 from benchmarks.time.residuals import residuals
@@ -38,7 +38,7 @@ from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import FILE
 from harness.system.files import write_whole
 
-PARTS = ("products", "memory", "fp32", "attention", "links", "devices", "copies")
+PARTS = ("products", "memory", "fp32", "attention", "links", "devices", "copies", "blocks")
 ATTENTION = Path(__file__).with_name("attention.csv")
 OTHER_DEVICES = Path(__file__).with_name("aiconfigurator.csv")
 MANY_BYTES = 1e6
@@ -402,6 +402,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "links": lambda: fit_links(read_rows(given.network)),
         "devices": lambda: fit_devices(measured),
         "copies": lambda: fit_copies(document["memory"], MEASURED_KERNELS),
+        "blocks": fit_blocks,
     }
     for part in given.only:
         if part == "fp32" and given.neusight is None:

@@ -155,7 +155,11 @@ def memory(
     if calibration.memory_fraction is not None:
         return bytes_moved / _flat_bandwidth(hardware)
     fitted, device, scale = memory_of(hardware, kind), memory_figures(hardware), calibration.memory_scale
-    return memory_s(SCALARS, device, fitted, bytes_moved, launches, held_share, scale)
+    seconds = memory_s(SCALARS, device, fitted, bytes_moved, launches, held_share, scale)
+    if (blocks := document()["blocks"].get(kind)) is None:
+        return seconds
+    # blocks that write little each: how many multiprocessors work them off decides, and not the memory
+    return max(seconds, bytes_moved / (blocks["bytes_per_s"] * hardware.sm_count))
 
 
 class CacheRoom(NamedTuple):
