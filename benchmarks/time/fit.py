@@ -10,7 +10,7 @@ neither of them has come from benchmarks/time/aiconfigurator.csv (see the module
 from benchmarks/time/attention.csv. A fifth is kept aside: of products whole shapes, with all their rows; of
 the others sizes. What is written beside the parameters: source, count, and how far off the kept are.
 
-Parts are products, memory, fp32, attention, links, devices and copies (the last two in
+Parts are products, memory, fp32, attention, links, devices, copies and blocks (the last three in
 benchmarks/time/fit_devices.py); one that is not named in --only stays as it is. Products go on from the
 parameters that are there, unless --anew. Nothing here knows the time of any training step.
 """
@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.time.fit_devices import fit_copies, fit_devices, reported_spread
-from benchmarks.time.fit_products import fit_products
+from benchmarks.time.fit_devices import fit_blocks, fit_copies, fit_devices, reported_spread
+from benchmarks.time.fit_products import architecture_of, fit_products
 from benchmarks.time.kernel_rows import AT_THE_LIMIT, KINDS, MACHINES, KernelRow, aside, device_of, read_rows
 from benchmarks.time.residuals import residuals
 from harness.hardware.roofline import sent_share
@@ -38,7 +38,7 @@ from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import FILE
 from harness.system.files import write_whole
 
-PARTS = ("products", "memory", "fp32", "attention", "links", "devices", "copies")
+PARTS = ("products", "memory", "fp32", "attention", "links", "devices", "copies", "blocks")
 ATTENTION = Path(__file__).with_name("attention.csv")
 OTHER_DEVICES = Path(__file__).with_name("aiconfigurator.csv")
 MANY_BYTES = 1e6
@@ -57,8 +57,10 @@ USUAL_LAUNCH_US = 2.0
 VIDUR, NEUSIGHT = "microsoft/vidur (MIT)", "trsharm25/NeuSight (MIT)"
 AICONFIGURATOR = "ai-dynamo/aiconfigurator (Apache-2.0)"
 NEWER = "h100-cuda13"
-"""A device of vidur's whose products are fitted once more, to those of later libraries: they are faster. The
-A100's steps take the time of vidur's (docs/time.md), those of aiconfigurator's bursts are shorter."""
+"""A device of vidur's whose products are fitted once more, to those of later libraries: they are faster. Its
+elementwise kernels are, too: vidur's found a part of what they read in the cache, where the kernel before had
+left it. The A100's steps take the time of vidur's (docs/time.md), those of aiconfigurator's bursts are
+shorter."""
 NEUSIGHT_DEVICES = {
     "NVIDIA A100 80GB PCIe": ("8.0", Memory(1.935e12, 40 * 2**20, 19.5e12)),
     "Tesla V100-PCIE-32GB": ("7.0", Memory(900e9, 6 * 2**20, 14.0e12)),
@@ -118,17 +120,17 @@ def fit_memory_kernel(device: Memory, moved: Any, seconds: Any) -> dict[str, flo
 
 
 def fit_memory(rows: Sequence[KernelRow], neusight: Path | None) -> dict[str, Any]:
-    """Kernels that wait for memory, by compute capability and kind. Of two sources the first counts:
-    NeuSight's kernels were measured with the time between launches, and with a cache that held none of their
-    bytes."""
+    """Kernels that wait for memory, by `architecture_of` their device and kind. Of two sources the first
+    counts: NeuSight's kernels were measured with the time between launches, and with a cache that held none
+    of their bytes. So does of two devices the one whose memory is slower (of H100 and H200)."""
     found: dict[str, Any] = defaultdict(dict)
     for source, groups in (
         (VIDUR, _by_size(rows)),
         (AICONFIGURATOR, _by_size(read_rows(OTHER_DEVICES))),
         (NEUSIGHT, _neusight_kernels(neusight)),
     ):
-        for (capability, kind, device), measured in sorted(groups.items()):
-            if kind in found[capability]:
+        for (architecture, kind, device), measured in sorted(groups.items()):
+            if kind in found[architecture]:
                 continue
             sizes, seconds, kept = (np.array(column) for column in zip(*measured, strict=True))
             large = kept & (sizes >= MANY_BYTES)
@@ -138,10 +140,10 @@ def fit_memory(rows: Sequence[KernelRow], neusight: Path | None) -> dict[str, An
                 reached = sizes / seconds / device.bytes_per_s
                 large = (sizes > 4 * device.l2_bytes) & (sizes < 2e9)
                 rate = min(1.0, float(np.median(reached[large & ~kept])))
-                fitted = _beyond_the_cache(rate, found[capability].get("elementwise"))
+                fitted = _beyond_the_cache(rate, found[architecture].get("elementwise"))
                 large &= kept
             estimated = [memory_s(SCALARS, device, fitted, size) for size in sizes[large]]
-            found[capability][kind] = {
+            found[architecture][kind] = {
                 "fitted": fitted,
                 "source": source,
                 "count": int((~kept).sum()),
@@ -165,7 +167,7 @@ def _beyond_the_cache(rate: float, elementwise: dict[str, Any] | None) -> dict[s
 
 
 Sizes = dict[tuple[str, str, Memory], list[tuple[float, float, bool]]]
-"""By compute capability, kind and device: bytes, seconds, and whether the kernel is kept aside."""
+"""By `architecture_of`, kind and device: bytes, seconds, and whether the kernel is kept aside."""
 
 
 def _by_size(rows: Sequence[KernelRow]) -> Sizes:
@@ -175,7 +177,7 @@ def _by_size(rows: Sequence[KernelRow]) -> Sizes:
         if row.is_product or row.is_collective or hardware is None:
             continue
         kind = KINDS.get(row.kernel, "elementwise")
-        key = hardware.datasheet.compute_capability, kind, memory_figures(hardware)
+        key = architecture_of(row.device, hardware), kind, memory_figures(hardware)
         groups[key].append((row.size_bytes, row.seconds, aside(row)))
     return groups
 
@@ -400,6 +402,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "links": lambda: fit_links(read_rows(given.network)),
         "devices": lambda: fit_devices(measured),
         "copies": lambda: fit_copies(document["memory"], MEASURED_KERNELS),
+        "blocks": fit_blocks,
     }
     for part in given.only:
         if part == "fp32" and given.neusight is None:

@@ -9,6 +9,9 @@ of the reports.
 benchmarks/time/large_copies.csv has what PyTorch's `copy_` of half a GB reaches within a device's memory,
 counted as read and written. Of cards whose elementwise kernels were measured, too, it says how far the two
 lie apart.
+
+benchmarks/time/chunk_cat.csv has how many elements a second FSDP2's `torch._chunk_cat` brings into one tensor
+on an H100, by dtypes: its author's numbers.
 """
 
 import csv
@@ -27,6 +30,10 @@ from harness.kernel_time.products import product_s
 
 REPORTS = Path(__file__).with_name("large_products.csv")
 COPIES = Path(__file__).with_name("large_copies.csv")
+CONCATENATIONS = Path(__file__).with_name("chunk_cat.csv")
+CONCATENATED_BY = "github.com/pytorch/pytorch/pull/120678"
+ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+"""Of the dtypes that gradients have."""
 COPIED_BY = "github.com/chsasank/device-benchmarks, README.md at 7ccc883"
 SOURCE = "github.com/zzc0721/torch-performance-test-data, database.md at 9d82827"
 SIZES = (1024, 2048, 4096, 8192, 10240)
@@ -113,3 +120,24 @@ def fit_copies(memory: Mapping[str, Any], measured: Collection[str]) -> dict[str
             else:
                 found[hardware.name] = {"rate": round(rate, 4), "count": 1, "source": COPIED_BY}
     return {"devices": found | _as_others(found), "elementwise_over_copy": beside}
+
+
+def fit_blocks() -> dict[str, Any]:
+    """`torch._chunk_cat` of one dtype ("copy_in") and of bf16 into fp32 ("cast_in"): bytes read and written a
+    second by one multiprocessor of the H100 on which it was measured.
+
+    Each of its blocks writes 2 KiB, whatever the dtypes (cuda/TensorShape.cu: 128 threads, BYTES_PER_THREAD),
+    and an H100 ends about half a billion of them a second, far fewer than its memory could take.
+    """
+    multiprocessors = find_hardware("h100").sm_count
+    rates: dict[str, list[float]] = defaultdict(list)
+    with CONCATENATIONS.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            before, after = row["from"], row["to"]
+            if before in ELEMENT_BYTES:
+                moved = float(row["g_elements_per_s"]) * 1e9 * (ELEMENT_BYTES[before] + ELEMENT_BYTES[after])
+                rates["copy_in" if before == after else "cast_in"].append(moved / multiprocessors)
+    return {
+        kind: {"bytes_per_s": round(statistics.median(each)), "count": len(each), "source": CONCATENATED_BY}
+        for kind, each in rates.items()
+    }

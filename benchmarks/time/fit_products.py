@@ -97,7 +97,7 @@ def fit_products(
     num_rows: int,
     devices: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """By `_key`: parameters, source, count, residuals of the shapes kept aside."""
+    """By `architecture_of`: parameters, source, count, residuals of the shapes kept aside."""
     by_device: dict[str, list[KernelRow]] = defaultdict(list)
     sources: dict[str, str] = {}
     for source, rows in by_source.items():
@@ -111,7 +111,7 @@ def fit_products(
         hardware = device_of(name)
         if hardware is None:
             continue
-        key = _key(name, hardware)
+        key = architecture_of(name, hardware)
         chips[name] = key, chip(hardware)
         if devices and name not in devices and key in found:
             continue
@@ -132,8 +132,8 @@ def fit_products(
     return found
 
 
-def _key(name: str, hardware: Hardware) -> str:
-    """Where the parameters of a device's products stand: by its compute capability, and the release of CUDA
+def architecture_of(name: str, hardware: Hardware) -> str:
+    """Where the parameters of a device's kernels stand: by its compute capability, and the release of CUDA
     that its name ends in, if any."""
     release = f"-{name.rpartition('-')[2]}" if "-cuda" in name else ""
     return f"{hardware.datasheet.compute_capability}{release}"

@@ -36,4 +36,4 @@ def _mean_s(hardware: Hardware, row: Mapping[str, Any]) -> float:
     if "attention" in row:
         kernel, direction, batch, heads, length, size, causal = row["attention"]
         return attention(hardware, kernel, direction, batch, heads, length, length, size, causal=causal)
-    return memory(hardware, "elementwise", row["bytes"], held_share=0.0)
+    return memory(hardware, row["kind"], row["bytes"], held_share=0.0)

@@ -25,9 +25,8 @@ from harness.kernel_time.parameters import (
     device_rate,
     document,
     fitted_attention,
-    fitted_memory,
     fp32_rate,
-    measured_products,
+    measured_as,
     memory_of,
     power_slowdown,
     products_of,
@@ -142,7 +141,7 @@ def attention(
     peak = hardware.peak_flops(dtype)
     seconds = attention_s(fitted, peak, flops, keys, head_dim, causal=causal, slowdown=slowdown)
     seconds *= calibration.attention_scale
-    launch_s = fitted_memory(hardware.datasheet.compute_capability, "elementwise")["launch_us"] * 1e-6
+    launch_s = memory_of(hardware, "elementwise")["launch_us"] * 1e-6
     return max(seconds + launch_s, bound_s(hardware, flops, bytes_moved, dtype))
 
 
@@ -156,7 +155,11 @@ def memory(
     if calibration.memory_fraction is not None:
         return bytes_moved / _flat_bandwidth(hardware)
     fitted, device, scale = memory_of(hardware, kind), memory_figures(hardware), calibration.memory_scale
-    return memory_s(SCALARS, device, fitted, bytes_moved, launches, held_share, scale)
+    seconds = memory_s(SCALARS, device, fitted, bytes_moved, launches, held_share, scale)
+    if (blocks := document()["blocks"].get(kind)) is None:
+        return seconds
+    # blocks that write little each: how many multiprocessors work them off decides, and not the memory
+    return max(seconds, bytes_moved / (blocks["bytes_per_s"] * hardware.sm_count))
 
 
 class CacheRoom(NamedTuple):
@@ -227,8 +230,9 @@ def transfer(hardware: Hardware, size_bytes: float) -> float:
 
 def range_of(hardware: Hardware, kind: KernelKind) -> Spread:
     """The range as factors on seconds: the 10th and 90th percentile of measured over estimated."""
-    capability = hardware.datasheet.compute_capability
-    return spread(hardware.name, measured_products(hardware)[0] if kind == "product" else capability, kind)
+    part = {"product": "products", "memory": "memory"}.get(kind)
+    name = measured_as(part, hardware) if part else hardware.datasheet.compute_capability
+    return spread(hardware.name, name, kind)
 
 
 class Key:

@@ -20,9 +20,12 @@ LIKE: dict[str, str] = {
     "optimizer": "elementwise",
     "dequantize": "elementwise",
     "copy": "elementwise",
+    "copy_in": "elementwise",
+    "cast_in": "elementwise",
 }
-"""For a kind that may not have been measured the one that is most like it. Other kinds are norm, and vLLM's
-gated_vllm and norm_vllm, which were measured by themselves and run in no recipe."""
+"""For a kind that may not have been measured the one that is most like it. copy_in and cast_in are FSDP2's
+gradients into one tensor, of one dtype and of bf16 into fp32. Other kinds are norm, and vLLM's gated_vllm and
+norm_vllm, which were measured by themselves and run in no recipe."""
 
 
 class Memory(NamedTuple):

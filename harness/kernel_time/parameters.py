@@ -53,18 +53,17 @@ def _middle(values: Sequence[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-def measured_products(hardware: Hardware) -> tuple[str, Mapping[str, Any]]:
-    """What stands for the device's products, and what was measured of them: a compute capability, with the
-    release of CUDA where another one was measured, too ("9.0-cuda13")."""
-    name, found = of_architecture("products", hardware.datasheet.compute_capability)
+def measured_as(part: str, hardware: Hardware) -> str:
+    """What stands for the device's "products" or "memory": a compute capability, with the release of CUDA
+    where another one was measured, too ("9.0-cuda13")."""
+    name, _ = of_architecture(part, hardware.datasheet.compute_capability)
     with_release = f"{name}-cuda{hardware.calibration.cuda}"
-    newer = document()["products"].get(with_release)
-    return (name, found) if newer is None else (with_release, newer)
+    return with_release if with_release in document()[part] else name
 
 
 def fitted_products(hardware: Hardware) -> Mapping[str, Any]:
     """The parameters of products in 16 bit, as fitted to the device's architecture."""
-    return measured_products(hardware)[1]["fitted"]
+    return document()["products"][measured_as("products", hardware)]["fitted"]
 
 
 def products_of(hardware: Hardware) -> Mapping[str, Any]:
@@ -148,10 +147,10 @@ def fp32_rate(hardware: Hardware) -> float:
 
 
 @lru_cache(maxsize=1024)
-def fitted_memory(capability: str, kind: str) -> Mapping[str, float]:
-    """The parameters of kernels of a kind that memory limits. A kind that was measured on other architectures
-    only is as much slower than an elementwise kernel as it is there."""
-    _, kinds = of_architecture("memory", capability)
+def fitted_memory(architecture: str, kind: str) -> Mapping[str, float]:
+    """The parameters of kernels of a kind that memory limits, on what `measured_as` names. A kind that was
+    measured on other architectures only is as much slower than an elementwise kernel as it is there."""
+    kinds: Mapping[str, Any] = document()["memory"][architecture]
     while kind in LIKE and kind not in kinds:
         kind = LIKE[kind]
     if kind in kinds:
@@ -172,19 +171,19 @@ def fitted_memory(capability: str, kind: str) -> Mapping[str, float]:
 
 
 @lru_cache(maxsize=1024)
-def _on_device(name: str, capability: str, kind: str) -> Mapping[str, float]:
-    fitted = fitted_memory(capability, kind)
+def _on_device(name: str, architecture: str, kind: str) -> Mapping[str, float]:
+    fitted = fitted_memory(architecture, kind)
     copies = _large_copies(name)
     if not copies:
         return fitted
-    rate = fitted["rate"] * copies["rate"] / fitted_memory(capability, "elementwise")["rate"]
+    rate = fitted["rate"] * copies["rate"] / fitted_memory(architecture, "elementwise")["rate"]
     return {**fitted, "rate": rate}
 
 
 def memory_of(hardware: Hardware, kind: str) -> Mapping[str, float]:
     """The parameters of kernels of a kind that memory limits, on this device. Where only PyTorch's copies
     were measured on it, all kinds differ from those of its architecture as much as the copies."""
-    return _on_device(hardware.name, hardware.datasheet.compute_capability, kind)
+    return _on_device(hardware.name, measured_as("memory", hardware), kind)
 
 
 @lru_cache(maxsize=256)
@@ -225,12 +224,13 @@ def _scaled(
 
 
 @lru_cache(maxsize=256)
-def spread(hardware_name: str, capability: str, kind: str) -> Spread:
-    """How far off estimates of a kind of kernel are on a device: wider where the device was not measured."""
+def spread(hardware_name: str, architecture: str, kind: str) -> Spread:
+    """How far off estimates of a kind of kernel are on a device: wider where the device was not measured.
+    `architecture`: a compute capability, or what `measured_as` says."""
     spreads: Mapping[str, Any] = document()["spread"]
     found = spreads[kind] if kind in spreads else spreads["memory"]
     known: Mapping[str, Sequence[float]] = found["by_architecture"]
-    name = capability if capability in known else LIKE_ARCHITECTURE.get(capability, "")
+    name = architecture if architecture in known else LIKE_ARCHITECTURE.get(architecture, "")
     own = Spread(*known.get(name, found["all"]))
     if SAME_CHIP.get(hardware_name, hardware_name) in document()["measured_devices"]:
         return own
@@ -260,8 +260,8 @@ def where_from(hardware: Hardware) -> str:
     calibration = hardware.calibration
     if calibration.matmul_fraction is not None:
         return calibration.source
-    key, found = measured_products(hardware)
-    name = key.partition("-")[0]
+    key = measured_as("products", hardware)
+    found, name = document()["products"][key], key.partition("-")[0]
     measured = found["device"].replace("-cuda", " with CUDA ")
     counted = f"{found['count']:,} measured products of {measured} ({found['source']})"
     if is_measured(hardware):

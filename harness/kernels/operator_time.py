@@ -7,6 +7,7 @@ from torch import Tensor
 
 from harness.hardware import Hardware
 from harness.kernel_time import KernelKind, attention, memory, product
+from harness.kernels.collectives import BF16_TO_FP32
 from harness.kernels.operators import operator_name
 from harness.training import DTYPES
 
@@ -22,6 +23,8 @@ KernelClass = Literal[
     "optimizer",
     "dequantize",
     "copy",
+    "copy_in",
+    "cast_in",
 ]
 """The classes of kernels under which reports show where the time goes."""
 
@@ -44,6 +47,7 @@ _OPERATORS: dict[KernelClass, str] = {
     "embedding": "embedding embedding_dense_backward index_select",
     "reduction": "sum mean amax _foreach_norm linalg_vector_norm",
     "copy": "_to_copy copy_ clone cat",
+    "copy_in": "chunk_cat chunk_cat_mixed_dtype",
     "optimizer": "_fused_adamw_ _fused_adam_ _fused_sgd_",
 }
 _CLASSES: dict[str, KernelClass] = {
@@ -77,6 +81,8 @@ def operator_time(
     name = operator_name(func)
     if not flops:
         kernel = class_of(name)
+        if kernel == "copy_in":
+            kernel = _copy_in(args[0][0].dtype, kwargs["out"].dtype)
         seconds = memory(hardware, kernel, moved) if moved else 0.0
         return OperatorTime(seconds, "memory", kernel, computes=False)
     factor = next(iter(_factors(name, args)), None)
@@ -94,6 +100,13 @@ def operator_time(
     if before:
         seconds += memory(hardware, "dequantize", before)
     return OperatorTime(seconds, kind, kind, computes)
+
+
+def _copy_in(before: torch.dtype, after: torch.dtype) -> KernelClass:
+    """FSDP2's gradients into one tensor: which kernel does it (kernels/collectives.py, copy_in)."""
+    if before == after:
+        return "copy_in"
+    return "cast_in" if (before, after) == BF16_TO_FP32 else "elementwise"
 
 
 def _factors(name: str, args: Any) -> list[Tensor]:

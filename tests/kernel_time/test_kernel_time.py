@@ -58,11 +58,22 @@ MEASURED_CASTS = (
     ("rtx-pro-6000", 3 * 1024 * 8192, 0.00546),
     ("rtx-pro-6000", 3 * 32768 * 7168, 0.4734),
 )
+LARGE_CASTS = (
+    # the same, of sizes that the fit has not seen; of an H200 it has seen none
+    ("h100", 3 * 31_457_280, 0.033232),
+    ("h100", 3 * 65_587_200, 0.069423),
+    ("h100", 3 * 251_658_240, 0.25156),
+    ("h200", 3 * 31_457_280, 0.024681),
+    ("h200", 3 * 65_587_200, 0.053213),
+    ("h200", 3 * 251_658_240, 0.17981),
+)
 
 
 def test_what_the_cache_holds_is_faster_than_the_memory():
     for name, moved, ms in MEASURED_CASTS:
         assert memory(find_hardware(name), "elementwise", moved) == pytest.approx(ms * 1e-3, rel=0.3), name
+    for name, moved, ms in LARGE_CASTS:
+        assert memory(find_hardware(name), "elementwise", moved) == pytest.approx(ms * 1e-3, rel=0.12), name
     l40s = find_hardware("l40s")
     assert memory(l40s, "elementwise", 25e6) < 25e6 / l40s.memory_bandwidth / 3
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.hardware.hardware import find_hardware
+from harness.kernel_time import memory
 from harness.kernels.cost import NOTHING, operator_bytes, operator_cost
 from harness.kernels.gpu import NATIVE_JIT_DISABLED, Gpu
 from harness.kernels.operators import OPERATORS, declare, script_of
@@ -122,6 +123,22 @@ def test_a_rank_copies_its_own_part_of_what_is_gathered() -> None:
     returned = whole[3000:4000], whole
     copy_in = torch.ops.fsdp.all_gather_copy_in.default
     assert operator_bytes(copy_in, given, {}, returned, ()) == 2 * part.nbytes
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "per_s"),
+    [(torch.bfloat16, torch.float32, 278e9), (torch.bfloat16, torch.bfloat16, 500e9)],
+)
+def test_gradients_go_into_one_tensor_as_fast_as_the_kernel_s_author_saw(before, after, per_s) -> None:
+    """Elements a second on an H100: github.com/pytorch/pytorch/pull/120678. A plain copy would be faster."""
+    import torch.distributed.fsdp  # declares the operator
+
+    gradient = torch.empty(8192, 28672, dtype=before, device="meta")
+    out = torch.empty(64, gradient.numel() // 64, dtype=after, device="meta")
+    device, given = find_hardware("h100"), ([gradient], 0, 64)
+    cost = operator_cost(device, torch.ops.fsdp.chunk_cat.default, given, {"out": out}, None)
+    assert gradient.numel() / cost.seconds == pytest.approx(per_s, rel=0.01)
+    assert cost.held_s == cost.missed_s > 1.4 * memory(device, "copy", gradient.nbytes + out.nbytes)
 
 
 def test_a_collective_is_no_kernel_beside_its_time_on_the_links() -> None:
