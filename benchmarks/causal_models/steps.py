@@ -34,6 +34,13 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "muon fp32": {"optimizer": "muon", "precision": "fp32"},
     "selective": {"gradient_checkpointing": True, "selective_checkpointing": True},
     "selective lora": {"adapter": "lora", "gradient_checkpointing": True, "selective_checkpointing": True},
+    "checkpoints on the host": {"gradient_checkpointing": True, "offload": ["checkpoints"]},
+    "checkpoints on the host lora": {
+        "adapter": "lora",
+        "gradient_checkpointing": True,
+        "offload": ["checkpoints"],
+        "precision": "bf16-mixed",
+    },
     "selective eager": {
         "gradient_checkpointing": True,
         "selective_checkpointing": True,
