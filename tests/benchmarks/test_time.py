@@ -19,6 +19,7 @@ from pages.time import pairs
 COMPUTE = """\
 device,kernel,m,n,k,bytes,median_ms
 a100,mlp_up_proj,1024,4096,4096,,0.178
+a100,attn_post_proj,1024,4096,4096,,0.2225
 a100,mlp_up_proj,8,4096,4096,,0.026
 a100,add,1000,,,49152000,0.026
 h200,attn_pre_proj,2048,8192,8192,,0.41
@@ -53,6 +54,7 @@ def test_errors_of_kernels_by_device_and_kernel(tmp_path, capsys) -> None:
     assert all(set(each) == {"device", "kernel", "count", "median", "p90", "max"} for each in found.values())
     assert found["a100", "mlp_up_proj"]["count"] == 1  # eight rows of tokens stand apart
     assert found["a100", "mlp_up_proj, small"]["count"] == 1
+    assert found["a100", "all products, of two layers"]["median"] == 0.2  # 0.178 of 0.2225
     assert found["a100", "add"]["count"] == 1  # without a time there is no row
     assert found["a100", "add"]["median"] < 0.2
     assert found["mystery", "add"]["median"] is None
