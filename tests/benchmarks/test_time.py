@@ -5,13 +5,15 @@ import json
 import pytest
 
 from benchmarks.time import kernels, runs
-from benchmarks.time.fit import fit_memory_kernel, least_squares
+from benchmarks.time.fit import fit_memory, fit_memory_kernel, least_squares
+from benchmarks.time.fit_devices import fit_blocks
 from benchmarks.time.kernel_rows import device_of, read_rows
 from benchmarks.time.mpt_step import Run, Shape, Step
 from benchmarks.time.step_kernels import step_kernels
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.kernel_time.memory_kernels import Memory
+from harness.kernel_time.parameters import document
 from harness.recipe.check import check_recipe
 from harness.simulate.simulated_run import simulate
 from pages.time import pairs
@@ -143,6 +145,16 @@ def test_the_step_by_shape_is_the_simulated_one() -> None:
     estimate = step.estimate()
     assert simulated["product"] == pytest.approx(estimate.by_kind["product"], rel=0.05)
     assert simulated["attention"] == pytest.approx(estimate.by_kind["attention"], rel=0.15)
+
+
+def test_the_parameters_are_what_the_fit_makes_of_the_files_of_the_repository() -> None:
+    """Of kernels that wait for memory: those of aiconfigurator.csv and of chunk_cat.csv."""
+    known = document()
+    assert fit_blocks() == known["blocks"]
+    again = fit_memory([], None)
+    assert {*again} == {"8.9", "9.0-cuda13", "10.0", "12.0"}
+    for architecture, kinds in again.items():
+        assert kinds["elementwise"] == known["memory"][architecture]["elementwise"]
 
 
 def test_least_squares_has_no_negative_factor() -> None:
