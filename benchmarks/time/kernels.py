@@ -56,8 +56,10 @@ def is_small(row: KernelRow) -> bool:
 
 def errors(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
     """By device and kernel, large ones before small ones; then all products, kernels that wait for memory and
-    collectives of each device together."""
+    collectives of each device together. Products that two layers have in common stand there as one
+    measurement beside the other, without an estimate: one by m, n and k is half as far from both at best."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    first: dict[tuple[str, int, int, int, bool], KernelRow] = {}
     unknown: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
         seconds = seconds_of(row)
@@ -69,6 +71,11 @@ def errors(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
         groups[row.device, row.kernel + small].append(off)
         whole = _whole(row)
         groups[row.device, f"all {whole}{small}"].append(off)
+        if row.is_product and not small:
+            other = first.setdefault((row.device, row.m, row.n, row.k, row.is_quiet), row)
+            if other.kernel != row.kernel:
+                apart = abs(other.seconds / row.seconds - 1)
+                groups[row.device, "all products, of two layers"].append(apart)
     found = [_summary(*key, offs) for key, offs in sorted(groups.items(), key=_order)]
     return found + [
         {"device": device, "kernel": kernel, "count": count, "median": None, "p90": None, "max": None}

@@ -5,13 +5,15 @@ import json
 import pytest
 
 from benchmarks.time import kernels, runs
-from benchmarks.time.fit import fit_memory_kernel, least_squares
+from benchmarks.time.fit import fit_memory, fit_memory_kernel, least_squares
+from benchmarks.time.fit_devices import fit_blocks
 from benchmarks.time.kernel_rows import device_of, read_rows
 from benchmarks.time.mpt_step import Run, Shape, Step
 from benchmarks.time.step_kernels import step_kernels
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.kernel_time.memory_kernels import Memory
+from harness.kernel_time.parameters import document
 from harness.recipe.check import check_recipe
 from harness.simulate.simulated_run import simulate
 from pages.time import pairs
@@ -19,6 +21,7 @@ from pages.time import pairs
 COMPUTE = """\
 device,kernel,m,n,k,bytes,median_ms
 a100,mlp_up_proj,1024,4096,4096,,0.178
+a100,attn_post_proj,1024,4096,4096,,0.2225
 a100,mlp_up_proj,8,4096,4096,,0.026
 a100,add,1000,,,49152000,0.026
 h200,attn_pre_proj,2048,8192,8192,,0.41
@@ -53,6 +56,7 @@ def test_errors_of_kernels_by_device_and_kernel(tmp_path, capsys) -> None:
     assert all(set(each) == {"device", "kernel", "count", "median", "p90", "max"} for each in found.values())
     assert found["a100", "mlp_up_proj"]["count"] == 1  # eight rows of tokens stand apart
     assert found["a100", "mlp_up_proj, small"]["count"] == 1
+    assert found["a100", "all products, of two layers"]["median"] == 0.2  # 0.178 of 0.2225
     assert found["a100", "add"]["count"] == 1  # without a time there is no row
     assert found["a100", "add"]["median"] < 0.2
     assert found["mystery", "add"]["median"] is None
@@ -141,6 +145,16 @@ def test_the_step_by_shape_is_the_simulated_one() -> None:
     estimate = step.estimate()
     assert simulated["product"] == pytest.approx(estimate.by_kind["product"], rel=0.05)
     assert simulated["attention"] == pytest.approx(estimate.by_kind["attention"], rel=0.15)
+
+
+def test_the_parameters_are_what_the_fit_makes_of_the_files_of_the_repository() -> None:
+    """Of kernels that wait for memory: those of aiconfigurator.csv and of chunk_cat.csv."""
+    known = document()
+    assert fit_blocks() == known["blocks"]
+    again = fit_memory([], None)
+    assert {*again} == {"8.9", "9.0-cuda13", "10.0", "12.0"}
+    for architecture, kinds in again.items():
+        assert kinds["elementwise"] == known["memory"][architecture]["elementwise"]
 
 
 def test_least_squares_has_no_negative_factor() -> None:
