@@ -56,10 +56,8 @@ def is_small(row: KernelRow) -> bool:
 
 def errors(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
     """By device and kernel, large ones before small ones; then all products, kernels that wait for memory and
-    collectives of each device together. Products that two layers have in common stand there as one
-    measurement beside the other, without an estimate: one by m, n and k is half as far from both at best."""
+    collectives of each device together."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    first: dict[tuple[str, int, int, int, bool], KernelRow] = {}
     unknown: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
         seconds = seconds_of(row)
@@ -71,16 +69,24 @@ def errors(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
         groups[row.device, row.kernel + small].append(off)
         whole = _whole(row)
         groups[row.device, f"all {whole}{small}"].append(off)
-        if row.is_product and not small:
-            other = first.setdefault((row.device, row.m, row.n, row.k, row.is_quiet), row)
-            if other.kernel != row.kernel:
-                apart = abs(other.seconds / row.seconds - 1)
-                groups[row.device, "all products, of two layers"].append(apart)
     found = [_summary(*key, offs) for key, offs in sorted(groups.items(), key=_order)]
     return found + [
         {"device": device, "kernel": kernel, "count": count, "median": None, "p90": None, "max": None}
         for (device, kernel), count in sorted(unknown.items())
     ]
+
+
+def of_two_layers(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
+    """By device, how far apart products of the same m, n and k are that were measured in two layers: no
+    estimate is there, and one by m, n and k is half as far from both at best."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    first: dict[tuple[str, int, int, int, bool], KernelRow] = {}
+    for row in rows:
+        if row.is_product and not is_small(row):
+            other = first.setdefault((row.device, row.m, row.n, row.k, row.is_quiet), row)
+            if other.kernel != row.kernel:
+                groups[row.device].append(abs(other.seconds / row.seconds - 1))
+    return [_summary(device, "all products, of two layers", apart) for device, apart in groups.items()]
 
 
 def _order(item: tuple[tuple[str, str], list[float]]) -> tuple[str, bool, str]:

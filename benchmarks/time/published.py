@@ -22,7 +22,7 @@ from benchmarks.published.equivalents import recipe_fields
 from benchmarks.time.aiconfigurator import UNFITTED
 from benchmarks.time.fit import ATTENTION, OTHER_DEVICES
 from benchmarks.time.kernel_rows import read_rows
-from benchmarks.time.kernels import errors
+from benchmarks.time.kernels import errors, of_two_layers
 from benchmarks.time.runs import compare, summary
 from benchmarks.time.step_kernels import step_kernels
 from harness.errors import InputError
@@ -127,7 +127,8 @@ def made(files: Sequence[Path]) -> dict[str, Any]:
             each
             for file in (compute, network, ATTENTION, OTHER_DEVICES, UNFITTED)
             for each in errors(read_rows(file))
-        ],
+        ]
+        + of_two_layers(read_rows(compute)),
         "step_kernels": step_kernels(),
         "runs": [{name: row[name] for name in kept} for row in runs if row["error"] is not None],
         "run_errors": summary(runs),
