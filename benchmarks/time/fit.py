@@ -58,8 +58,9 @@ VIDUR, NEUSIGHT = "microsoft/vidur (MIT)", "trsharm25/NeuSight (MIT)"
 AICONFIGURATOR = "ai-dynamo/aiconfigurator (Apache-2.0)"
 NEWER = "h100-cuda13"
 """A device of vidur's that is fitted once more, to kernels of later libraries. Its products are faster, and
-elementwise kernels slower: vidur's reach the datasheet's bandwidth, as if a part of what they read had been in the
-cache. The A100's steps take the time of vidur's (docs/time.md), those of aiconfigurator's bursts are shorter."""
+elementwise kernels slower: vidur's reach the datasheet's bandwidth, as if a part of what they read had been
+in the cache. The A100's steps take the time of vidur's (docs/time.md), those of aiconfigurator's bursts are
+shorter."""
 NEUSIGHT_DEVICES = {
     "NVIDIA A100 80GB PCIe": ("8.0", Memory(1.935e12, 40 * 2**20, 19.5e12)),
     "Tesla V100-PCIE-32GB": ("7.0", Memory(900e9, 6 * 2**20, 14.0e12)),
