@@ -64,6 +64,8 @@ KERNELS = {
     "reduction": "reductions",
     "dequantize": "dequantization",
     "copy": "copies",
+    "copy_in": "gradient copies",
+    "cast_in": "gradient casts",
     "idle": "device idle",
 }
 """The words for classes of kernels and other parts of a step's time that are not shown by their name."""
