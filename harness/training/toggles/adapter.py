@@ -110,9 +110,15 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
             hint = nearest(name, known) or f" It has {', '.join(known)}."
             raise InputError(f"peft: {kind.__name__} has no field {name}.{hint}")
     try:
-        return kind(**arguments, **more)
+        config = kind(**arguments, **more)
     except (TypeError, ValueError, ImportError) as error:
         raise InputError(f"peft: {shown(recipe.peft)}: {first_line(error)}.") from error
+    if getattr(config, "num_virtual_tokens", 0) is None:
+        example = shown({**recipe.peft, "num_virtual_tokens": 20})
+        raise InputError(
+            f"peft: {shown(recipe.peft)}: how many learned tokens stand before each row? Write peft: {example}."
+        )
+    return config
 
 
 def import_peft(recipe: Recipe) -> Any:

@@ -324,6 +324,12 @@ def test_any_method_of_peft_by_its_own_fields(fields: dict[str, Any], part: str)
     assert trained.losses[1] != trained.losses[0]
 
 
+@pytest.mark.parametrize("method", ["PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING"])
+def test_a_method_of_learned_tokens_asks_for_their_number(method: str) -> None:
+    with pytest.raises(InputError, match=rf"Write peft: {{peft_type: {method}, num_virtual_tokens: 20}}\."):
+        build_model(tiny(adapter="peft", peft={"peft_type": method}), CPU)
+
+
 def test_a_target_that_peft_itself_names_is_a_name_and_no_letters() -> None:
     tokens = {"peft_type": "TRAINABLE_TOKENS", "token_indices": [1, 2]}
     model = build_model(tiny(adapter="peft", peft=tokens), CPU)
