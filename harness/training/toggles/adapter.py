@@ -116,7 +116,7 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
     if getattr(config, "num_virtual_tokens", 0) is None:
         example = shown({**recipe.peft, "num_virtual_tokens": 20})
         raise InputError(
-            f"peft: {shown(recipe.peft)}: how many learned tokens stand before each row? Write peft: {example}."
+            f"peft: {shown(recipe.peft)}: how many learned tokens stand before a row? Write peft: {example}."
         )
     return config
 
