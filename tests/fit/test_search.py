@@ -345,7 +345,7 @@ def test_hardware_names_the_cheapest_and_the_fastest(tmp_path):
     prices.write_text("l4: 0.7\n")
     text = command("hardware", "tinyllama-lora", "--prices", str(prices), "--price", "h100=2.5").stdout
     assert "the cheapest of the 2 with a price: " in text
-    assert "the fastest: b200" in text
+    assert "the fastest: gb200" in text
     assert "give prices" in command("hardware", "tinyllama-lora").stdout
     # one price is no comparison
     one = command("hardware", "tinyllama-lora", "--price", "h100=2.5").stdout
