@@ -77,9 +77,11 @@ def backward(
 
     Version 3: also log-sum-exp to base 2, fp32 dK and dV of grouped heads, and semaphores that say whose turn
     a tile of dQ is. Rows and columns are rounded up to the kernel's blocks; packed documents get a block more
-    each. Version 4: the same with blocks of its own, and with semaphores for deterministic
-    sums alone. On Blackwell two blocks of columns may work together, and columns are a multiple of both. A
-    head dim of 256 has a kernel there that needs no sums in fp32.
+    each.
+
+    Version 4: the same with blocks of its own, and with semaphores for deterministic sums alone. On
+    Blackwell two blocks of columns may work together, and columns are a multiple of both. A head dim of 256
+    has a kernel there that needs no sums in fp32.
     """
     heads, groups, head_dim = query.shape[-2], key.shape[-2], query.shape[-1]
     batch = query.shape[0] if starts is None else starts.shape[0] - 1

@@ -75,12 +75,10 @@ class Timing:
         """The time of data, forward, backward and optimizer_step."""
         sizes, recipe, step, micro = self.sizes, self.recipe, self.sizes.optimizer, self.micro
         update, on_host = Work(0, step.moved_bytes, step.launches), recipe.parameters_on_host
-        moved = micro * (sizes.kept_on_host + (sizes.parameter_bytes if sizes.away else 0))
-        waits = (
-            micro * sizes.kept_by_loss * recipe.activations_on_host
-        )  # nothing is left to compute meanwhile
-        if recipe.checkpoints_on_host:  # on the compute stream
-            moved, waits = moved - micro * sizes.kept_on_host, micro * sizes.kept_on_host
+        # checkpoints cross on the compute stream; while what the loss keeps does, nothing is left to compute
+        waits = sizes.kept_on_host if recipe.checkpoints_on_host else 0
+        moved = micro * (sizes.kept_on_host - waits + (sizes.parameter_bytes if sizes.away else 0))
+        waits = micro * (waits + sizes.kept_by_loss * recipe.activations_on_host)
         repeated = self._layers(1, 1, again=True) if self.acts.recomputes else []
         backward = [*repeated, *self._layers(2 if recipe.trains_base else 1, 2)]
         backward += self._products(sizes.built.head, 1) if recipe.by_trl else []  # its tiles, made anew

@@ -142,7 +142,7 @@ class Derived(Fields):
 
     @property
     def checkpoints_on_host(self) -> bool:
-        """Whether of what checkpointed blocks keep, their inputs, all waits for backward in host memory."""
+        """Whether the inputs of checkpointed blocks wait for backward in host memory."""
         return "checkpoints" in self.offload
 
     @property
