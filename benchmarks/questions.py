@@ -205,6 +205,8 @@ def _printed(command: str, folder: Path, *, of_a_program: bool = False) -> str:
     surroundings = {**os.environ, "PYTHONPATH": path, "COLUMNS": "80", "HF_HUB_OFFLINE": "1"}
     if of_a_program:  # whose own python is this one
         surroundings["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    else:  # another question may have left times of few layers there, which differ by up to a thousandth
+        surroundings["HARNESS_CACHE"] = str(folder / ".cache")
     done = subprocess.run(words, cwd=folder, env=surroundings, capture_output=True, text=True, check=False)
     if done.returncode not in ANSWERS:
         raise SystemExit(f"{command}: status {done.returncode}: {done.stderr[-4000:]}")

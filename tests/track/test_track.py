@@ -296,7 +296,7 @@ def test_a_resumed_run_is_followed_in_its_new_log(tmp_path: Path):
 
 def test_a_tracker_that_takes_no_more_is_given_up(monkeypatch: pytest.MonkeyPatch):
     class Full:
-        def log(self, values: dict[str, float], step: int) -> None:
+        def log(self, values: dict[str, float], step: int, *, afterwards: bool) -> None:
             if step != 1:
                 raise OSError("no space")
 
