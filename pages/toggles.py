@@ -181,7 +181,10 @@ GROUPS: dict[str, list[Toggle]] = {
             LORA,
             "eager,sdpa,flash_attention_2",
             "sdpa and flash attention never hold the square matrix of scores.",
-            "Flash attention needs its package; eager needs nothing and pays with memory.",
+            "Flash attention needs its package; eager needs nothing and pays with memory. flex_attention is "
+            "PyTorch's own, compiled to kernels of about the speed of flash attention: it takes a list of "
+            "blocks as a mask, so that packed documents cost no mask of tokens, and keeps the first call's "
+            "tensors for as long as the process lives.",
             "gradient_checkpointing=false",
         ),
         Toggle(

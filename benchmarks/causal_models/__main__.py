@@ -22,7 +22,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.causal_models.steps import ALL_METHODS, METHODS, MORE_METHODS, simulate_beside, train_on_cpu
+from benchmarks.causal_models.steps import (
+    ALL_METHODS,
+    METHODS,
+    MORE_METHODS,
+    NEED_A_GPU,
+    simulate_beside,
+    train_on_cpu,
+)
 from benchmarks.causal_models.tiny import LORA_TARGETS, small_config
 from benchmarks.causal_models.vision import VISION_METHODS, with_small_tower
 from benchmarks.gpu_programme.tasks import (
@@ -97,8 +104,8 @@ def rows_of(wanted: Sequence[tuple[str, str]], folder: Path, python: str) -> Ite
             reason = result.get("reason", result["status"])
             yield rows[result["name"]] | {at: reason.replace(f"{folder}{os.sep}", "")}
 
-    on_cpu = {name: given for name, given in asked.items() if "kernels" not in ALL_METHODS[given["method"]]}
-    for result in _run(train_on_cpu, on_cpu, context):  # Liger's kernels need a GPU
+    on_cpu = {name: given for name, given in asked.items() if given["method"] not in NEED_A_GPU}
+    for result in _run(train_on_cpu, on_cpu, context):
         yield from ended(result, "trains")
     traces = {name: str(folder / f"{name}.json.gz") for name in asked}
     for result in _emulated([{"name": name, **asked[name], "trace": traces[name]} for name in asked], python):

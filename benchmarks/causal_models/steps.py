@@ -46,6 +46,15 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
         "selective_checkpointing": True,
         "attention": "eager",
     },
+    "flex": {"attention": "flex_attention", "seq_len": 256},
+    "flex packing": {"attention": "flex_attention", "packing": True, "seq_len": 384},
+    "flex lora": {
+        "attention": "flex_attention",
+        "seq_len": 256,
+        "adapter": "lora",
+        "gradient_checkpointing": True,
+    },
+    "flex mixed": {"attention": "flex_attention", "precision": "bf16-mixed", "seq_len": 200},
     "schedule free": {"optimizer": "adamw_schedule_free"},
     "schedule free for_loop": {"optimizer": "adamw_schedule_free", "optimizer_impl": "for_loop"},
     "apollo": {"optimizer": "apollo_adamw", "optimizer_rank": 32},
@@ -125,6 +134,8 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "rank pattern": {"adapter": "lora", "peft": {"rank_pattern": {"q_proj": 64}}},
 }
 """Other methods, each of which one type shows: a mixture for experts, llama for the others."""
+NEED_A_GPU = [name for name in MORE_METHODS if name.startswith(("liger", "flex"))]
+"""Those whose kernels Triton compiles, for GPUs alone."""
 ALL_METHODS = METHODS | MORE_METHODS | VISION_METHODS
 UNKNOWN = "what these operators take inside on CUDA nobody has looked at: "
 

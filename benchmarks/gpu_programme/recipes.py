@@ -96,6 +96,8 @@ TRACES = (
     _two("fp16-master-weights", precision="fp16", master_weights=True, max_grad_norm=1.0),
     _two("int8-lora", **_LORA, quantization="int8"),
     _two("packing", packing=True),
+    _one("flex-attention-lora", **_LORA, attention="flex_attention"),
+    _two("flex-attention", attention="flex_attention", gradient_checkpointing=True),
     Spec("mixtral-1-layer-nf4-lora", "mixtral-qlora", {"seq_len": 1024}, layers=1),
     Spec("gpt2-medium", None, {"model": "gpt2-medium", "micro_batch_size": 4, "seq_len": 512}),
     _one("bf16-expandable-segments", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),

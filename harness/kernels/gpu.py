@@ -42,6 +42,9 @@ class Gpu:
     kept_workspace_bytes: int | None = None
     """The workspace bytes that both threads together kept when this device was measured; None: it was not."""
 
+    l2_bytes: int = 0
+    """Of the L2 cache; code that measures kernels writes as much between two of them."""
+
     @classmethod
     def of(cls, hardware: Hardware, torch_version: str) -> "Gpu":
         """A device of the table under a release of torch, with this process's settings."""
@@ -51,6 +54,7 @@ class Gpu:
             TorchRelease.of(torch_version),
             os.environ.get(NATIVE_JIT_DISABLED) != "1",
             hardware.calibration.cublas_workspace_bytes,
+            hardware.datasheet.l2_bytes,
         )
 
     @property

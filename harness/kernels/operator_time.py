@@ -55,6 +55,9 @@ _CLASSES: dict[str, KernelClass] = {
 }
 """The class by the operator's name, without namespace and `_backward`. For bitsandbytes and lists of tensors
 see `class_of`."""
+FLEX_RATES: dict[Literal["forward", "backward"], float] = {"forward": 0.90, "backward": 0.85}
+"""What flex attention reaches of FlashAttention 2's speed, as its authors say of an A100
+(pytorch.org/blog/flexattention)."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _NAMES |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), "fp8")
 
@@ -135,10 +138,10 @@ def _attention_s(
     name = operator_name(func)
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    direction = "backward" if name.endswith("backward") else "forward"
+    direction: Literal["forward", "backward"] = "backward" if name.endswith("backward") else "forward"
     query, key = given["query"], given["key"]
     # flash-attn's own operators: batch x length x heads x size, or rows x heads x size
-    of_package = name.startswith("harness::")
+    of_package = name.startswith("harness::flash")
     if of_package:
         heads, head_dim = query.shape[-2], query.shape[-1]
         batch, length = (query.shape[0], query.shape[1]) if query.dim() == 4 else (1, query.shape[0])
@@ -146,15 +149,17 @@ def _attention_s(
     else:
         batch, heads, length, head_dim = query.shape
         keys = key.shape[-2]
-    if "flash" in name:
+    if "flash" in name or "flex" in name:
         # version 4 is taken to reach the rates of version 3: no times of it are fitted here
-        kernel = "flash3" if of_package and given.get("version") != 2 else "flash2"
+        kernel = "flash3" if of_package and given["version"] != 2 else "flash2"
     else:
         kernel = "cudnn" if "cudnn" in name else "efficient"
-    causal = bool(given.get("is_causal", given.get("causal", False)))
+    # flex attention computes no block that its mask leaves out
+    causal = bool(given.get("is_causal", given.get("causal", "flex" in name)))
     if of_package and query.dim() == 3:  # documents end to end: as long as the FLOPs say
         factor = 4 if direction == "forward" else 10
         length = keys = max(1, flops // max(1, factor * heads * head_dim * query.shape[0]))
         batch = max(1, query.shape[0] // length)
     arguments = (hardware, kernel, direction, batch, heads, length, keys, head_dim)
-    return attention(*arguments, causal=causal, dtype=dtype, bytes_moved=moved)  # type: ignore[arg-type]
+    seconds = attention(*arguments, causal=causal, dtype=dtype, bytes_moved=moved)  # type: ignore[arg-type]
+    return seconds / FLEX_RATES[direction] if "flex" in name else seconds

@@ -114,6 +114,8 @@ declare("histc", nothing="a histogram of fewer than 100 bins")
 declare("topk", nothing="the largest of a short row")
 # simulate/cuda/libraries.py: a kernel that Python launches
 declare("harness::triton_kernel", nothing="Python makes what it writes into")
+# simulate/cuda/flex_attention.py: kernels of torch.compile, around which its code makes all that they use
+declare("harness::flex_attention harness::flex_attention_backward", nothing="one kernel")
 declare("_unsafe_view", nothing="no kernel", launches=False)
 declare(
     "set_ profiler::_record_function_enter_new profiler::_record_function_exit",

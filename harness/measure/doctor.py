@@ -46,6 +46,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "flash_attention_2": {"precision": "bf16"},
     "flash_attention_3": {"precision": "bf16"},
     "flash_attention_4": {"precision": "bf16"},
+    "flex_attention": {"seq_len": 128},
 }
 """The other fields that a recipe needs so that a field, or one value of it, is possible at all."""
 

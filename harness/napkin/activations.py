@@ -47,7 +47,7 @@ class Activations:
         self.made = self.compute if recipe.mixed and built.loose_dtype == built.made_dtype else self.stream
         """Bytes of an element of a linear layer's output; a quantized one returns its input's dtype."""
         self.read = self.compute if recipe.mixed else self.made  # what attention reads
-        masks = recipe.seq_len if recipe.packing and not recipe.flash_package else 0
+        masks = recipe.seq_len if recipe.packing and not recipe.masks_by_position else 0
         given = 1 + (not recipe.by_row) + recipe.packing  # ids, labels, positions
         given *= 1 + recipe.unpaired
         self.input_bytes = recipe.tokens_per_step * (8 * given + masks)
@@ -65,12 +65,12 @@ class Activations:
     def kernel(self) -> Literal["eager", "fused", "plain"]:
         """What computes attention: eager code, a fused kernel, or sdpa's plain fallback (sdp_utils.cpp)."""
         recipe, shape = self.recipe, self.shape
-        if recipe.attention == "eager" or (shape.attention_softcap and not recipe.flash_package):
+        if recipe.attention == "eager" or (shape.attention_softcap and not recipe.masks_by_position):
             return "eager"
         grouped = shape.heads != shape.kv_heads and not self.masked
         modern = float(self.hardware.datasheet.compute_capability) >= 8
         one_head = shape.family == "falcon" and grouped  # of keys, which no fused kernel takes
-        if recipe.flash_package or (self.read == 2 and modern and not one_head):
+        if recipe.masks_by_position or (self.read == 2 and modern and not one_head):
             return "fused"
         return "plain" if grouped or recipe.compute_dtype == "bf16" else "fused"
 

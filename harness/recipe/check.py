@@ -58,7 +58,8 @@ NOT_HERE: dict[str, dict[str, str]] = {
     | {"dora": "LoRA with lengths: write adapter: lora with use_dora: true"}
     | {"qlora": "LoRA over a quantized base: write adapter: lora with quantization: nf4"},
     "attention": {
-        **dict.fromkeys(("flex_attention", "xformers"), "another implementation"),
+        "xformers": "another implementation",
+        "flex": "PyTorch's FlexAttention: write attention: flex_attention",
         **dict.fromkeys(
             ("flash", "flash_attn", "flash_attention", "fa2"),
             "FlashAttention: write attention: flash_attention_2",

@@ -54,6 +54,16 @@ class Derived(Fields):
         return self.attention.startswith("flash_attention")
 
     @property
+    def flex(self) -> bool:
+        """Whether torch.compile makes attention's kernels, and a list of blocks is its mask."""
+        return self.attention == "flex_attention"
+
+    @property
+    def masks_by_position(self) -> bool:
+        """Whether attention knows documents by the positions of tokens, and by no mask of tokens."""
+        return self.flash_package or self.flex
+
+    @property
     def flash_capability(self) -> int:
         """The compute capability that training with the recipe's flash-attn package needs, 0 without one:
         Ampere's (transformers/modeling_flash_attention_utils.py, cuda_min_major_version), and for version 4
@@ -69,6 +79,11 @@ class Derived(Fields):
     def packs_by_lengths(self) -> bool:
         """Whether a micro batch carries the lengths of its documents, so that no two have equal shapes."""
         return self.packing and self.flash_package
+
+    @property
+    def packs_by_positions(self) -> bool:
+        """Whether attention finds a row's documents by where positions begin anew."""
+        return self.packing and self.flex
 
     @property
     def fused_loss(self) -> bool:

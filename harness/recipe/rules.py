@@ -5,6 +5,7 @@ The first broken rule is reported; its message names both fields and what to cha
 
 from typing import Any, cast
 
+from harness.recipe.attention_rules import ATTENTION_RULES
 from harness.recipe.derived import Derived
 from harness.recipe.fp8_rules import FP8_RULES
 from harness.recipe.liger_rules import LIGER_RULES
@@ -80,11 +81,7 @@ RULES: tuple[Rule, ...] = (
         lambda r: r.activations_on_host and r.checkpoints_on_host,
         "checkpoints are among the activations; set offload: [checkpoints], or offload: [activations]",
     ),
-    Rule(
-        ("attention", "precision"),
-        lambda r: r.flash_package and r.compute_dtype == "fp32",
-        "flash attention computes in 16 bit only; set precision: bf16, or attention: sdpa",
-    ),
+    *ATTENTION_RULES,
     Rule(
         ("optimizer_impl", "optimizer"),
         lambda r: (
@@ -160,11 +157,6 @@ RULES: tuple[Rule, ...] = (
         ("offload", "compile"),
         lambda r: bool(r.offload) and r.compile,
         "the transfers are Python hooks, which compile cannot trace; set compile: false",
-    ),
-    Rule(
-        ("packing", "attention"),
-        lambda r: r.packing and r.flash_package and r.micro_batch_size > 1,
-        "flash attention takes packed documents as one row; set micro_batch_size: 1 (and a longer seq_len)",
     ),
     Rule(
         ("lora_targets", "adapter"),

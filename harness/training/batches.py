@@ -17,7 +17,7 @@ from harness.data import NOT_PREDICTED, Row, Rows, build_tokenizer, corpus_rows,
 from harness.errors import InputError
 from harness.parallel import ALONE, Ranks
 from harness.recipe import Recipe
-from harness.training.document_masks import flash_lengths, separate_densely, separate_for_flash
+from harness.training.document_masks import flash_lengths, positions, separate_densely
 from harness.training.images import Images
 from harness.training.toggles.attention import additive_mask_dtype
 from harness.training.toggles.preference import GOOD, MISMATCHED, OF_REFERENCE, REFERENCE
@@ -58,7 +58,7 @@ class Batches(Iterator[StepBatches]):
     rows: Rows
     vocab_size: int
     dense_mask: bool
-    """Whether a mask keeps packed documents apart, or flash attention's lengths."""
+    """Whether a mask keeps packed documents apart, or positions and, for flash attention, lengths."""
     ranks: Ranks = ALONE
     images: Images | None = None
     rows_drawn: int = 0
@@ -110,7 +110,8 @@ class Batches(Iterator[StepBatches]):
             if self.dense_mask:
                 batch |= separate_densely(lengths, additive_mask_dtype(self.recipe))
             else:
-                batch |= separate_for_flash(lengths)
+                batch |= {"position_ids": positions(lengths)}
+                batch |= flash_lengths(lengths) if self.recipe.flash_package else {}
         return batch if self.images is None else self.images.into(batch, drawn, self.recipe.seed)
 
     def state(self) -> dict[str, int | None]:
@@ -146,7 +147,7 @@ class BatchShapes(Batches):
                 f"gradient_accumulation_steps: {recipe.gradient_accumulation_steps}: a step is simulated "
                 f"micro batch by micro batch, at most {MOST_MICRO_BATCHES:,} of them. Set fewer."
             )
-        if recipe.packing and not self.dense_mask and recipe.tokens_per_step > MOST_DRAWN:
+        if recipe.packing and recipe.flash_package and recipe.tokens_per_step > MOST_DRAWN:
             raise InputError(
                 "packing: flash attention wants the lengths of the documents, which are drawn singly, and "
                 f"a step has {recipe.tokens_per_step:,} tokens. Lower seq_len, or set packing: false."
@@ -179,6 +180,8 @@ class BatchShapes(Batches):
         if self.dense_mask:
             dtype = additive_mask_dtype(self.recipe) or torch.bool
             return batch | {"attention_mask": _shape(size, 1, seq_len, seq_len, dtype=dtype)}
+        if not self.recipe.flash_package:
+            return batch
         return batch | flash_lengths([self.rows.lengths(row) for row in drawn])
 
 
@@ -235,7 +238,7 @@ def build_batches(
     `ranks`, whose rows follow one another in the order of the data.
 
     - `tokenizer_source`: a checkpoint folder or a Hugging Face id, used for pretrained weights.
-    - `dense_mask`: whether a mask keeps packed documents apart (sdpa, eager), or flash attention's lengths.
+    - `dense_mask`: whether a mask keeps packed documents apart (sdpa, eager), or their positions and lengths.
     - `sliding_window`: the model's attention window in tokens, if it has one. transformers does not narrow a
       mask that it is given to the window, so with packing and dense_mask no document is longer than that.
     - `images`: the images of a row, for a model that takes images.

@@ -16,7 +16,7 @@ def separate_densely(rows: Sequence[Sequence[int]], additive: torch.dtype | None
     the attention as it is. sdpa takes a mask of bools. eager adds the mask to the scores: with a dtype as
     `additive`, it has 0 or the lowest number of that dtype.
     """
-    position_ids = _position_ids(rows)
+    position_ids = positions(rows)
     document = (position_ids == 0).cumsum(-1)
     mask = (document[:, :, None] == document[:, None, :]).tril_()[:, None]
     if additive is not None:
@@ -25,18 +25,13 @@ def separate_densely(rows: Sequence[Sequence[int]], additive: torch.dtype | None
     return {"position_ids": position_ids, "attention_mask": mask}
 
 
-def separate_for_flash(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Arguments of a model with flash attention that keep a row's documents from seeing each other.
-
-    `rows` as in `separate_densely`. Returns position_ids (rows, seq_len) and, for the rows laid end to end,
-    what transformers' FlashAttentionKwargs names: cu_seq_lens_q and cu_seq_lens_k, int32 (documents + 1,),
-    and max_length_q and max_length_k, ints.
-    """
-    return {"position_ids": _position_ids(rows), **flash_lengths(rows)}
-
-
 def flash_lengths(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """What `separate_for_flash` returns, without position_ids."""
+    """Arguments of a model with flash attention that, with position_ids, keep a row's documents from seeing
+    each other.
+
+    `rows` as in `separate_densely`. For the rows laid end to end, what transformers' FlashAttentionKwargs
+    names: cu_seq_lens_q and cu_seq_lens_k, int32 (documents + 1,), and max_length_q and max_length_k, ints.
+    """
     lengths = torch.tensor([length for row in rows for length in row])
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
     longest = int(lengths.max())
@@ -48,5 +43,7 @@ def flash_lengths(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     }
 
 
-def _position_ids(rows: Sequence[Sequence[int]]) -> Tensor:
+def positions(rows: Sequence[Sequence[int]]) -> Tensor:
+    """position_ids (rows, seq_len), which start at 0 in each document. `rows` as in `separate_densely`.
+    Where they do, flex attention's documents begin (transformers/masking_utils.py)."""
     return torch.stack([torch.cat([torch.arange(length) for length in row]) for row in rows])

@@ -114,7 +114,7 @@ def batches_of(recipe: Recipe, config: Any, ranks: Ranks, *, shapes_only: bool) 
         recipe,
         vocab_size=text.vocab_size,
         tokenizer_source=recipe.model if recipe.weights == "pretrained" else None,
-        dense_mask=not recipe.flash_package,
+        dense_mask=not recipe.masks_by_position,
         sliding_window=getattr(text, "sliding_window", None),
         shapes_only=shapes_only,
         ranks=ranks,

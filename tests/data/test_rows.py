@@ -383,7 +383,14 @@ def test_eager_adds_a_mask_of_the_weights_dtype(fields: dict[str, Any], dtype: t
 
 
 def test_flash_attention_gets_the_lengths_transformers_reads_from_the_positions(tmp_path: Path) -> None:
-    batches = batches_of(corpus(tmp_path), packing=True, seq_len=24, dense_mask=False)
+    batches = batches_of(
+        corpus(tmp_path),
+        packing=True,
+        seq_len=24,
+        dense_mask=False,
+        attention="flash_attention_2",
+        precision="bf16",
+    )
     for batch in epoch_of(batches):
         assert "attention_mask" not in batch
         (ends_q, ends_k), (longest_q, longest_k) = prepare_fa_kwargs_from_position_ids(batch["position_ids"])

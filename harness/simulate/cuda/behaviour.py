@@ -25,6 +25,7 @@ from harness.recipe import Recipe
 from harness.simulate.cuda.attention_call import attention_on_meta
 from harness.simulate.cuda.autocast import cuda_autocast_on_meta
 from harness.simulate.cuda.flash_attn_package import flash_replacements
+from harness.simulate.cuda.flex_attention import flex_replacements
 from harness.simulate.cuda.known_values import remember, with_numbers, with_values
 from harness.simulate.cuda.libraries import library_replacements
 from harness.simulate.cuda.shape_cache import Call, ShapeCache
@@ -204,6 +205,9 @@ def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     if rules.recipe.flash_package:
         rules.attention_kernels.add(rules.recipe.attention)
         yield from flash_replacements(int(rules.recipe.attention[-1]))
+    if rules.recipe.flex:
+        rules.attention_kernels.add(rules.recipe.attention)
+        yield from flex_replacements(rules.recipe.packs_by_positions, rules.gpu.l2_bytes)
     yield from library_replacements(rules.recipe, rules.gpu, rules.ruled)
     if find_spec("bitsandbytes") is not None:
         yield Replacement("bitsandbytes.functional.name2qmap", {}, "makes code tables once a process")

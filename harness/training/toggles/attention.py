@@ -11,6 +11,9 @@ from harness.recipe import Recipe
 from harness.training.model_config import model_class
 from harness.training.toggles import Problem
 
+DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+"""Names that configs of transformers have for the rate at which attention weights are dropped."""
+
 
 def attention_kernel(model: Any) -> str:
     """The attention implementation of a built model, by transformers' name for it."""
@@ -31,7 +34,14 @@ def attention_problems(recipe: Recipe, config: Any, device: torch.device) -> Ite
             f"attention: {recipe.attention}: {recipe.model} cannot run with it",
             f"attention: {_without_flash(architecture)}",
         )
-    if recipe.flash_package and device.type == "cpu":
+    text = config.get_text_config()
+    if recipe.flex and any(getattr(text, name, None) for name in DROPOUT):
+        yield Problem(
+            f"attention: flex_attention: {config.model_type} drops some of its attention weights, which "
+            "flex_attention cannot",
+            f"attention: {_without_flash(architecture)}",
+        )
+    if recipe.masks_by_position and device.type == "cpu":
         yield Problem(
             f"attention: {recipe.attention} needs an NVIDIA GPU", f"attention: {_without_flash(architecture)}"
         )
@@ -70,6 +80,8 @@ def _has_attention(architecture: Any, attention: str) -> bool:
     """Whether the model class `architecture` says that it supports `attention`."""
     if attention == "sdpa":
         return bool(getattr(architecture, "_supports_sdpa", True))
+    if attention == "flex_attention":
+        return bool(getattr(architecture, "_supports_flex_attn", False))
     # of a model whose attention has sinks: the packages that know them
     packages = getattr(architecture, "_compatible_flash_implementations", None) or (attention,)
     supports = bool(getattr(architecture, "_supports_flash_attn", True)) and attention in packages

@@ -97,6 +97,14 @@ def test_attention_with_sinks_takes_the_packages_that_know_them(attention: str) 
     assert [problem.line for problem in problems] == ["attention: eager"] * (attention != "flash_attention_4")
 
 
+def test_flex_attention_needs_a_gpu_and_weights_that_none_drops() -> None:
+    with pytest.raises(InputError, match=r"flex_attention needs an NVIDIA GPU; set attention: sdpa"):
+        build_model(tiny(attention="flex_attention", seq_len=128), CPU)
+    dropping = Recipe(model="gpt2-small", attention="flex_attention", seq_len=1024)
+    problems = list(attention_problems(dropping, load_config(dropping), torch.device("meta")))
+    assert "drops some of its attention weights" in problems[-1].sentence
+
+
 def test_a_model_without_sdpa_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaPreTrainedModel, "_supports_sdpa", False)
     with pytest.raises(InputError, match=r"attention: sdpa: .* cannot run with it; set attention: eager"):
