@@ -58,7 +58,7 @@ OWN = {
     "gradient_checkpointing": "training/toggles/gradient_checkpointing.py",
     "selective_checkpointing": "training/toggles/gradient_checkpointing.py",
     "attention": "training/toggles/attention.py",
-    **dict.fromkeys(("loss", "kernels"), "training/toggles/fused_loss.py"),  # and chunked_loss.py
+    **dict.fromkeys(("loss", "kernels", "mlp_tiles"), "training/toggles/liger.py"),  # and chunked_loss.py
     "offload": "training/toggles/offload_parameters.py",  # and offload_activations.py, stepped_copy.py
     "compile": "training/toggles/compile.py",
     "max_grad_norm": "training/model.py",

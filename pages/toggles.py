@@ -306,6 +306,14 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
         "`loss: fused_linear`. Of its kernels' time an estimate knows the bytes of their tensors alone: each "
         "is read or written once. LayerNorm stays PyTorch's, and nothing is divided among ranks.",
     ),
+    "mlp_tiles": BuysAndCosts(
+        buys="An MLP keeps its input alone for backward, and makes room for a part of the sequence: Liger's "
+        "tiled MLP (that of DeepSpeed's ALST, and of axolotl's `tiled_mlp`), around the MLP of each block as "
+        "it is. Without checkpointing most of what a block keeps is the MLP's; with it and long rows the MLP "
+        "is the largest part of what is computed again.",
+        costs="The extra `liger`, and the MLP's forward once more. What is dropped, autocast, ranks and a "
+        "step within backward exclude it, each with a sentence; a mixture's experts stay whole.",
+    ),
     "fp8": BuysAndCosts(
         buys="Products of linear layers at twice the FLOP/s of 16 bit, by torchao's float8 training, on Ada, "
         "Hopper and what followed. It saves no memory: weights, gradients, optimizer state and what is kept "

@@ -77,6 +77,10 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "liger lora": {"kernels": "liger", "adapter": "lora", "gradient_checkpointing": True},
     "liger fused mixed": {"kernels": "liger", "loss": "fused_linear", "precision": "bf16-mixed"},
     "liger experts": {"kernels": "liger"},
+    "tiles": {"mlp_tiles": 4},
+    "tiles checkpointing": {"mlp_tiles": 3, "gradient_checkpointing": True, "kernels": "liger"},
+    "tiles lora": {"mlp_tiles": 4, "adapter": "lora", "gradient_checkpointing": True},
+    "tiles nf4": {"mlp_tiles": 2, "adapter": "lora", "quantization": "nf4"},
     "linear_cross_entropy": {"loss": "linear_cross_entropy"},
     "linear_cross_entropy fp32": {"loss": "linear_cross_entropy", "precision": "fp32"},
     "linear_cross_entropy lora": {
@@ -134,7 +138,11 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "rank pattern": {"adapter": "lora", "peft": {"rank_pattern": {"q_proj": 64}}},
 }
 """Other methods, each of which one type shows: a mixture for experts, llama for the others."""
-NEED_A_GPU = [name for name in MORE_METHODS if name.startswith(("liger", "flex"))]
+NEED_A_GPU = [
+    name
+    for name, fields in MORE_METHODS.items()
+    if "kernels" in fields or fields.get("attention") == "flex_attention"
+]
 """Those whose kernels Triton compiles, for GPUs alone."""
 ALL_METHODS = METHODS | MORE_METHODS | VISION_METHODS
 UNKNOWN = "what these operators take inside on CUDA nobody has looked at: "

@@ -28,6 +28,7 @@ SAME_RESULT: tuple[dict[str, Any], ...] = (
     {"loss": "fused_linear"},
     {"optimizer_impl": "fused"},
     {"gradient_checkpointing": True},
+    {"mlp_tiles": 4},
     {"optimizer_in_backward": True},
     {"offload": ("checkpoints",)},
     {"offload": ("activations",)},

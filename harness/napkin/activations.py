@@ -12,7 +12,7 @@ from typing import Literal
 from harness.architecture import Block, Matrix, matrices_of
 from harness.hardware import Hardware
 from harness.napkin.scans import SCANS
-from harness.napkin.terms import Dims, Term
+from harness.napkin.terms import Dims, Term, sum_of
 from harness.napkin.weights import SIZES, BuiltModel
 
 LOSS = "transformers/loss/loss_utils.py, ForCausalLMLoss"
@@ -20,6 +20,7 @@ DEQUANTIZED = "bitsandbytes.nn.parametrize"
 IN_CTX = "MatMul8bitLt, in its ctx, which checkpointing does not reach"
 SELECTIVE = "torch.utils.checkpoint, create_selective_checkpoint_contexts"
 LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
+TILES = "liger_kernel/ops/tiled_mlp.py"
 CHUNKED = "torch/nn/modules/linear_cross_entropy.py"
 SCORES = "transformers/modeling_layers.py, GenericForSequenceClassification"
 TRL = "trl/kernels/chunked_logprob.py"
@@ -119,6 +120,9 @@ class Activations:
             terms += [term for _ in range(shape.norms - 2) for term in self._norm("norm after", [])]
         if block.feed != "none":
             name, ups, downs = "norm before the MLP", roles.get("up", []), roles.get("down", [])
+            if self.tiled(block):
+                kept = self.dims.term("MLP's input", "B·S·H", self.stream, TILES)
+                return [*terms, *self._norm(name, []), kept]
             shared = shape.parallel_residual and shape.norms == 1  # the same norm for both
             terms += self._read(f"{name}: output", ups, self.stream) if shared else self._norm(name, ups)
             terms += self._experts(roles["expert up"] + roles["expert down"]) if "expert up" in roles else []
@@ -261,6 +265,10 @@ class Activations:
         made = Term("", name, f"{whole:,} × {width} B", whole * width, source)
         return [*terms, made] if quantized or adapted else terms
 
+    def tiled(self, block: Block) -> bool:
+        """Whether the block's MLP keeps its input alone, and is computed part by part, again in backward."""
+        return self.recipe.tiles_mlps and block.feed == "dense"
+
     def passing(self, block: Block) -> int:
         """The bytes that a block's backward makes: gradients of its widest tensors, a dequantized weight."""
         d, built, matrices = self.dims.of, self.built, matrices_of(self.shape, block)
@@ -269,6 +277,9 @@ class Activations:
             widest = [2 * self.stream * d("B·S·X·F") + (self.stream + 4) * d("B·S·X·H")]
         else:
             widest = [(self.made + (4 if wide else self.made)) * d("B·S·I") * (block.feed == "dense")]
+        if self.tiled(block):  # what a part keeps for its own backward, beside the whole input's gradient
+            kept = sum_of(self._mlp("B·S·I", [m for m in matrices if m.role == "down"]))
+            widest = [(widest[0] + kept) // self.recipe.mlp_tiles + self.stream * d("B·S·H")]
         if not block.attends:
             widest.append(8 * d("B·S·Z·Q") if block.mixer == "scan" else 16 * d("B·S·Z"))
         elif self.kernel == "fused":  # the gradient of q is summed up in fp32

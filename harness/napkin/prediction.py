@@ -24,6 +24,11 @@ def estimate(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None
             f"seq_len: {recipe.seq_len} is more than the {shape.positions} positions of model: "
             f"{recipe.model}. Set seq_len to at most {shape.positions}."
         )
+    if recipe.tiles_mlps and (shape.residual_dropout or all(b.feed != "dense" for b in shape.blocks)):
+        raise InputError(
+            f"mlp_tiles: {recipe.model} drops values in its MLPs, or has none for all "
+            "tokens. Set mlp_tiles: 1."
+        )
     return Memory(Sizes(BuiltModel(recipe, shape), hardware))
 
 

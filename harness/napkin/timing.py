@@ -198,7 +198,8 @@ class Timing:
                 if again and self._is_last(matrix):
                     continue
                 if not keeps_products or sizes.built.storage(matrix):
-                    works += self._products(matrix, count * factor, backward=passes == 2)
+                    tiled = passes == 2 and acts.tiled(block) and matrix.role in ("up", "down")
+                    works += self._products(matrix, count * (factor + tiled), backward=passes == 2)
             times = count * self.micro * passes
             over = COMPILED_PASSES[passes - 1] / passes if acts.compiled else PASSES
             read = sum_of(term for term in acts.kept_by(block) if term.source != DEQUANTIZED)  # by products

@@ -76,6 +76,7 @@ NAMED_ELSEWHERE = {
     **dict.fromkeys(("max_length", "context", "context_length", "block_size", "tokens"), "seq_len"),
     **dict.fromkeys(("batch", "bs"), "micro_batch_size"),
     **dict.fromkeys(("grad_accum", "accumulate_grad_batches"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("tiled_mlp", "tiled_mlp_num_shards"), "mlp_tiles"),
     **dict.fromkeys(("liger", "use_liger_kernel"), "kernels"),
     **dict.fromkeys(("bf16", "fp16", "torch_dtype", "dtype"), "precision"),
     **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "quantization"),

@@ -91,6 +91,11 @@ class Derived(Fields):
         return self.loss == "fused_linear"
 
     @property
+    def tiles_mlps(self) -> bool:
+        """Whether the MLP of each block computes a part of the sequence at a time."""
+        return self.mlp_tiles > 1
+
+    @property
     def chunked_loss(self) -> bool:
         """Whether PyTorch computes the loss from the hidden states, chunk by chunk."""
         return self.loss == "linear_cross_entropy"

@@ -117,6 +117,9 @@ class Fields(Values):
     linear_cross_entropy: PyTorch's own. fused_lm_head: TRL's head, which its SFTTrainer trains with."""
     kernels: Literal["standard", "liger"] = "standard"
     """liger: norms, rotations and the MLP's activation by Liger's Triton kernels; its loss is `loss`'s."""
+    mlp_tiles: Count = 1
+    """The MLP of each block computes one of so many parts of the sequence at a time, and again in backward,
+    by Liger's tiled MLP: it keeps its input alone, and makes room for one part. 1: all tokens at once."""
 
     optimizer: Optimizer = "adamw"
     """The 8-bit and paged ones, and lion_8bit, are bitsandbytes'; the others are torch's. muon: Muon on

@@ -1,4 +1,4 @@
-"""Rules (rules.py) about losses that never hold all logits, about Liger's kernels, and what they exclude."""
+"""Rules (rules.py) about losses that never hold all logits, Liger's kernels and its tiles of an MLP."""
 
 from harness.recipe.rule import Rule
 
@@ -53,5 +53,53 @@ LIGER_RULES: tuple[Rule, ...] = (
         lambda r: r.by_liger and (r.fsdp or r.tensor_parallel),
         "nobody has looked at what Liger's kernels take of divided weights; set parallel: ddp, or kernels: "
         "standard",
+    ),
+    Rule(
+        ("mlp_tiles", "precision"),
+        lambda r: r.tiles_mlps and r.mixed,
+        "what is computed again in backward is outside of autocast; set precision: bf16, or mlp_tiles: 1",
+    ),
+    Rule(
+        ("mlp_tiles", "lora_dropout"),
+        lambda r: r.tiles_mlps and not r.trains_base and r.lora_dropout > 0,
+        "what is computed again in backward would drop other values; set lora_dropout: 0, or mlp_tiles: 1",
+    ),
+    Rule(
+        ("mlp_tiles", "adapter"),
+        lambda r: r.tiles_mlps and r.adapter not in ("none", "lora"),
+        "nobody has looked at the method within a tile; set adapter: lora, or mlp_tiles: 1",
+    ),
+    Rule(
+        ("mlp_tiles", "lora_targets"),
+        lambda r: r.tiles_mlps and r.adapter == "lora" and not r.adapts_every_linear,
+        "a tile trains nothing where its input needs no gradient, as before the first adapted layer; set "
+        "lora_targets: all-linear, or mlp_tiles: 1",
+    ),
+    Rule(
+        ("mlp_tiles", "optimizer_in_backward"),
+        lambda r: r.tiles_mlps and r.optimizer_in_backward,
+        "a weight's gradient is whole after the last tile alone; set optimizer_in_backward: false, or "
+        "mlp_tiles: 1",
+    ),
+    Rule(
+        ("mlp_tiles", "offload"),
+        lambda r: r.tiles_mlps and r.parameters_on_host,
+        "a weight would visit the GPU again for each tile; set offload: [optimizer], or mlp_tiles: 1",
+    ),
+    Rule(
+        ("mlp_tiles", "fp8"),
+        lambda r: r.tiles_mlps and r.fp8,
+        "each tile would have a scale of its own; set fp8: false, or mlp_tiles: 1",
+    ),
+    Rule(
+        ("mlp_tiles", "compile"),
+        lambda r: r.tiles_mlps and r.compile,
+        "torch.compile cannot trace a backward within a backward; set compile: false, or mlp_tiles: 1",
+    ),
+    Rule(
+        ("mlp_tiles", "parallel"),
+        lambda r: r.tiles_mlps and r.parallel != "none",
+        "a gradient is summed over ranks when it arrives, which it does once a tile; set parallel: none, or "
+        "mlp_tiles: 1",
     ),
 )

@@ -1,7 +1,8 @@
 """Builds a recipe's model, optimizer and contexts for the step, with all toggles in one fixed order.
 
 The order: config, architecture with weights (quantized layer by layer), k-bit preparation, adapter, gradient
-checkpointing, loss, host memory for parameters, compile, reference of pairs, ranks, optimizer, scaler.
+checkpointing, loss, tiles of MLPs, host memory for parameters, compile, reference of pairs, ranks,
+optimizer, scaler.
 """
 
 import os
@@ -31,8 +32,8 @@ from harness.training.step import Training, loss_of_model
 from harness.training.toggles.adapter import import_peft, with_adapter
 from harness.training.toggles.chunked_loss import chunk_loss, loss_by_trl
 from harness.training.toggles.compile import compile_model
-from harness.training.toggles.fused_loss import fuse_loss
 from harness.training.toggles.gradient_checkpointing import checkpoint_blocks
+from harness.training.toggles.liger import fuse_loss, tile_mlps
 from harness.training.toggles.offload_activations import saved_tensors
 from harness.training.toggles.offload_parameters import built_where, parameters_to_host
 from harness.training.toggles.optimizer import build_optimizer
@@ -153,6 +154,7 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
     refuse_longer_sequences(model, recipe.model, recipe.seq_len)
     checkpoint_blocks(recipe, model)
     fuse_loss(recipe, model)
+    tile_mlps(recipe, model)
     chunk_loss(recipe, model)
     parameters_to_host(recipe, model, device)
     model.train()

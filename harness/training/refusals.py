@@ -15,8 +15,8 @@ from harness.training.model_config import model_class, shapes_of
 from harness.training.toggles.adapter import dropout_problems, missing_targets
 from harness.training.toggles.attention import attention_problems, require_flash_package
 from harness.training.toggles.chunked_loss import chunked_loss_problems
-from harness.training.toggles.fused_loss import fused_loss_problems
 from harness.training.toggles.gradient_checkpointing import checkpointing_problems
+from harness.training.toggles.liger import fused_loss_problems
 
 
 def refuse_what_cannot_run(recipe: Recipe, config: Any, device: torch.device) -> None:

@@ -143,6 +143,7 @@ def test_every_change_that_saves_is_suggested():
         "loss=fused_linear",
         "optimizer_impl=fused",
         "gradient_checkpointing=true",
+        "mlp_tiles=4",
         "optimizer_in_backward=true",
         "offload=activations",
         "offload=optimizer",

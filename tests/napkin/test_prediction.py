@@ -80,6 +80,7 @@ PRICED = {
     "attention": ({}, "eager"),
     "loss": ({}, "fused_linear"),
     "kernels": ({}, "liger"),
+    "mlp_tiles": ({}, 4),
     "optimizer": ({}, "adamw_8bit"),
     "optimizer_rank": ({"optimizer": "apollo_adamw"}, 64),
     "optimizer_impl": ({}, "fused"),

@@ -56,7 +56,7 @@ HOMES = {
         "simulate/cuda/libraries.py",  # gives it a GPU's answers
         "kernels/quantized.py",  # asks its tables which kernel runs
     },
-    "liger_kernel": {"training/toggles/fused_loss.py", "simulate/cuda/libraries.py"},
+    "liger_kernel": {"training/toggles/liger.py", "simulate/cuda/libraries.py"},
     "schedulefree": {"training/toggles/optimizer.py"},
     "galore_torch": {"training/toggles/low_rank_optimizer.py"},
     "apollo_torch": {"training/toggles/low_rank_optimizer.py"},

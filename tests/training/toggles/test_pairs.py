@@ -48,6 +48,7 @@ ELSEWHERE = {
     *("lora_rank", "lora_alpha", "lora_targets", "micro_batch_size", "seq_len", "learning_rate"),  # any size
     *("weight_decay", "warmup_steps", "steps", "seed"),
     *("checkpoint_every", "on_nan"),  # between the steps: test_checkpoint_resume, test_nan
+    "mlp_tiles",  # test_tiles
     *("use_rslora", "use_dora", "lora_plus_ratio", "peft"),  # test_adapter
     *("dpo_reference", "dpo_beta", "grpo_beta"),  # test_preference
     "num_labels",  # test_scores

@@ -1,17 +1,19 @@
-"""The toggles `loss: fused_linear` and `kernels: liger`: Liger's loss, which is computed from the hidden
-states in chunks, and Liger's kernels."""
+"""The toggles `loss: fused_linear`, `kernels: liger` and `mlp_tiles`: Liger's loss, which is computed from
+the hidden states in chunks, Liger's kernels, and its MLP, which computes a part of the sequence at a time."""
 
 import inspect
 import logging
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from harness.errors import needed
+from harness.errors import InputError, needed
 from harness.parallel import without_adapter
 from harness.recipe import Recipe
 from harness.training.toggles import Problem
@@ -72,3 +74,30 @@ def _liger_has(model_type: str) -> bool:
     except ImportError:
         return True
     return model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
+
+
+def tile_mlps(recipe: Recipe, model: Any) -> None:
+    """With `mlp_tiles`, run the MLP of every block by Liger's tiled MLP, which keeps its input alone. Its two
+    passes must make the same numbers, so that nothing may be dropped. Raises InputError for a model that has
+    no such MLP."""
+    if recipe.mlp_tiles == 1:
+        return
+    with needed("liger-kernel", "liger", f"mlp_tiles: {recipe.mlp_tiles}"):
+        from liger_kernel.ops import apply_tiled_mlp
+    mlps = [m for name, m in without_adapter(model).named_modules() if _is_mlp(name, m)]
+    dropping = any(isinstance(m, nn.Dropout) and m.p > 0 for mlp in mlps for m in mlp.modules())
+    if not mlps or dropping:
+        why = "drops values in its MLPs" if dropping else "has no MLP for all tokens in its blocks"
+        raise InputError(f"mlp_tiles: {recipe.mlp_tiles}: {recipe.model} {why}; set mlp_tiles: 1.")
+    for mlp in mlps:
+        mlp.forward = partial(_tiled, apply_tiled_mlp, mlp, mlp.forward, recipe.mlp_tiles)
+
+
+def _is_mlp(name: str, module: nn.Module) -> bool:
+    """Whether `module` is the MLP of a block, as transformers names both."""
+    return name.endswith(".mlp") and type(module).__name__.endswith("MLP")
+
+
+def _tiled(apply: Any, mlp: nn.Module, forward: Any, tiles: int, states: Tensor) -> Any:
+    trained = [each for each in mlp.parameters() if each.requires_grad]
+    return apply(lambda _, part: forward(part), mlp, states, tiles, trained)
