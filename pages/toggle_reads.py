@@ -60,7 +60,7 @@ OWN = {
     "attention": "training/toggles/attention.py",
     **dict.fromkeys(("loss", "kernels", "mlp_tiles"), "training/toggles/liger.py"),  # and chunked_loss.py
     "offload": "training/toggles/offload_parameters.py",  # and offload_activations.py, stepped_copy.py
-    "compile": "training/toggles/compile.py",
+    **dict.fromkeys(("compile", "activation_memory_budget"), "training/toggles/compile.py"),
     "max_grad_norm": "training/model.py",
     **dict.fromkeys(("parallel", "sync_each_micro_batch"), "parallel/engines.py"),
     **dict.fromkeys(("reshard_after_forward", "reduce_dtype", "wrap", "cpu_offload"), "parallel/units.py"),

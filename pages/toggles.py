@@ -314,6 +314,13 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
         costs="The extra `liger`, and the MLP's forward once more. What is dropped, autocast, ranks and a "
         "step within backward exclude it, each with a sentence; a mixture's experts stay whole.",
     ),
+    "activation_memory_budget": BuysAndCosts(
+        buys="With `compile: true` the compiler may keep this part of what it would keep for backward, and "
+        "computes the rest again, beginning with what is cheapest (PyTorch's own setting of this name).",
+        costs="Products and attention are computed again. The compiler orders backward as it likes and may "
+        "make much of it at once, so that the peak falls less than what is kept: napkin takes all of it to be "
+        "there. `harness emulate` runs the compiled code itself.",
+    ),
     "fp8": BuysAndCosts(
         buys="Products of linear layers at twice the FLOP/s of 16 bit, by torchao's float8 training, on Ada, "
         "Hopper and what followed. It saves no memory: weights, gradients, optimizer state and what is kept "

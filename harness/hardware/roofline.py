@@ -79,6 +79,13 @@ class Work:
     """For one product: m, n, k and batch. For one attention: query length, key length, head size, and batch
     times heads. Without it, a product is assumed to be a cube, and attention to be causal and long."""
 
+    def share(self, part: float) -> "Work":
+        """`part` of this work, by as many operators."""
+        flops, moved, before = (
+            round(each * part) for each in (self.flops, self.bytes_moved, self.before_bytes)
+        )
+        return replace(self, flops=flops, bytes_moved=moved, before_bytes=before)
+
     def times(self, count: int) -> "Work":
         """`count` times this work."""
         return replace(

@@ -58,15 +58,20 @@ class Sizes:
         there = built.buffer_bytes if recipe.cpu_offload else around  # a block, the next, and the head
         self.device_parameters = (there if self.away else self.parameter_bytes) + self.reference_bytes
         self.input_bytes = self.activations.input_bytes
+        budget = self.budget = recipe.activation_memory_budget
         self.kept: list[tuple[int, int, int]] = []
         """For each kind of block: how many there are, the bytes that one keeps until backward, and the bytes
         that it computes again in backward."""
         for block in built.shape.blocks:
             again = acts.recomputes * max(sum_of(acts.kept_by(block)) - sum_of(acts.made_once(block)), 0)
             again //= recipe.forward_passes
-            self.kept.append((block.count, sum_of(acts.kept_until_backward(block)), again))
-        self.kept_by_loss = sum_of(acts.kept_by_loss)
+            self.kept.append((block.count, int(sum_of(acts.kept_until_backward(block)) * budget), again))
+        self.kept_by_loss = int(sum_of(acts.kept_by_loss) * budget)
         self.kept_by_blocks = sum(n * kept for n, kept, _ in self.kept)
+        whole = sum(block.count * sum_of(acts.kept_until_backward(block)) for block in built.shape.blocks)
+        self.made_again = int(whole * (1 - budget))
+        """With activation_memory_budget, what the compiled backward makes again of what blocks keep: all of
+        it can be there at once, since the compiler orders backward as it likes."""
         quantized = (w.elements for w in self.in_blocks if w.quantized)
         self.quantizing_bytes = SIZES[built.made_dtype] * max(quantized, default=0)
         """The largest weight before it is quantized: in setup one layer at a time is whole."""
@@ -178,7 +183,14 @@ class Memory:
             kept_by_first, gathered = 0 if on_host else kept, units.gathered(2)
             rows += [
                 at("forward", f"the last {kind}", units.gathered(3), 0, blocks, running + cached),
-                at("backward", f"the last {kind}", gathered, grads_at_last, blocks, passing),
+                at(
+                    "backward",
+                    f"the last {kind}",
+                    gathered,
+                    grads_at_last,
+                    blocks,
+                    passing + sizes.made_again,
+                ),
                 at("backward", f"the first {kind}", gathered, grads_at_first, kept_by_first, passing),
             ]
         held = sum_of(acts.held_after_forward) + cached

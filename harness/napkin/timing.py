@@ -79,7 +79,8 @@ class Timing:
         waits = sizes.kept_on_host if recipe.checkpoints_on_host else 0
         moved = micro * (sizes.kept_on_host - waits + (sizes.parameter_bytes if sizes.away else 0))
         waits = micro * (waits + sizes.kept_by_loss * recipe.activations_on_host)
-        repeated = self._layers(1, 1, again=True) if self.acts.recomputes else []
+        share = 1.0 if self.acts.recomputes else 1 - sizes.budget
+        repeated = [work.share(share) for work in self._layers(1, 1, again=True)] if share else []
         backward = [*repeated, *self._layers(2 if recipe.trains_base else 1, 2)]
         backward += self._products(sizes.built.head, 1) if recipe.by_trl else []  # its tiles, made anew
         passes = (1 + recipe.computes_reference) * (1 + recipe.unpaired)

@@ -138,6 +138,9 @@ class Fields(Values):
     keeps, the inputs of blocks, as with transformers' `offload`. activations: all that waits for backward."""
     compile: bool = False
     """Run the model through torch.compile."""
+    activation_memory_budget: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """With compile: the part of what the compiled model would keep for backward that it may keep. The rest it
+    computes again, as PyTorch's setting of this name has the compiler choose."""
 
     parallel: Parallel = "none"
     """What divides the step among ranks, one process and one GPU each. ddp: every rank holds the whole model.

@@ -6,6 +6,7 @@ The first broken rule is reported; its message names both fields and what to cha
 from typing import Any, cast
 
 from harness.recipe.attention_rules import ATTENTION_RULES
+from harness.recipe.compile_rules import COMPILE_RULES
 from harness.recipe.derived import Derived
 from harness.recipe.fp8_rules import FP8_RULES
 from harness.recipe.liger_rules import LIGER_RULES
@@ -222,11 +223,7 @@ RULES: tuple[Rule, ...] = (
         lambda r: r.distributed and r.optimizer_in_backward,
         "a gradient is not summed over ranks yet when it arrives; set optimizer_in_backward: false",
     ),
-    Rule(
-        ("parallel", "compile"),
-        lambda r: r.distributed and r.compile,
-        "the compiled step of several ranks is not built here; set compile: false",
-    ),
+    *COMPILE_RULES,
     Rule(
         ("parallel", "optimizer"),
         lambda r: r.by_bitsandbytes and (r.fsdp or r.tensor_parallel),

@@ -81,6 +81,7 @@ PRICED = {
     "loss": ({}, "fused_linear"),
     "kernels": ({}, "liger"),
     "mlp_tiles": ({}, 4),
+    "activation_memory_budget": ({"compile": True}, 0.5),
     "optimizer": ({}, "adamw_8bit"),
     "optimizer_rank": ({"optimizer": "apollo_adamw"}, 64),
     "optimizer_impl": ({}, "fused"),

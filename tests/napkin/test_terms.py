@@ -128,6 +128,14 @@ def test_a_compiled_model_keeps_about_as_much(tmp_path, fields):
     assert kept(napkin(recipe)) == pytest.approx(saved_bytes(recipe), rel=0.04)
 
 
+@pytest.mark.parametrize("budget", [0.25, 0.5, 0.75])
+def test_a_budget_is_what_a_compiled_model_keeps_at_most(tmp_path, budget):
+    """The compiler keeps as much as the budget allows, whole tensors at a time."""
+    recipe = recipe_for(tmp_path, "llama", attention="sdpa", compile=True, activation_memory_budget=budget)
+    found = napkin(recipe).sizes
+    assert 0.75 < saved_bytes(recipe) / (found.kept_by_blocks + found.kept_by_loss) < 1.02
+
+
 def test_the_peaks_of_compiled_models_are_about_those_of_pytorch_on_a_virtual_gpu(tmp_path):
     """Those of Inductor's code and PyTorch's allocator, every weight trained, in the committed file."""
     document = json.loads((ROOT / "profiles" / "cpu" / "virtual_gpu_compiled.json").read_text())

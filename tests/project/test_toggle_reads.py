@@ -60,7 +60,7 @@ def test_few_files_read_a_toggle(toggle: str):
 
 def test_every_toggle_is_built_somewhere():
     assert OWN.keys() == {*TOGGLES}
-    assert len(TOGGLES) == 39
+    assert len(TOGGLES) == 40
 
 
 def test_values_of_a_toggle_are_compared_in_its_own_file():

@@ -45,6 +45,8 @@ BROKEN: list[dict[str, Any]] = [
     {"parallel": "ddp", "offload": ["optimizer"]},
     {"parallel": "fsdp", "offload": ["activations"]},
     {"parallel": "ddp", "optimizer_in_backward": True},
+    {"activation_memory_budget": 0.5},
+    {"activation_memory_budget": 0.5, "compile": True, "gradient_checkpointing": True},
     {"parallel": "ddp", "compile": True},
     {"parallel": "fsdp", "optimizer": "adamw_8bit"},
     {"parallel": "fsdp", "optimizer": "adafactor"},

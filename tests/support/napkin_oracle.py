@@ -85,7 +85,9 @@ def saved_bytes(recipe: Recipe) -> int:
     With `compile`, what the graph that torch.compile makes of the model keeps: its passes and its partitioner
     decide, and no kernel is generated.
     """
-    training = build_training(recipe.model_copy(update={"compile": False}), torch.device("cpu"))
+    training = build_training(
+        recipe.model_copy(update={"compile": False, "activation_memory_budget": 1.0}), torch.device("cpu")
+    )
     model = training.model
     batch = _batch(recipe)
     count = torch.tensor(float(recipe.tokens_per_step))
@@ -106,7 +108,8 @@ def saved_bytes(recipe: Recipe) -> int:
     if recipe.compile:
         torch._dynamo.reset()  # or the sizes of an earlier model make this one's symbols
         model = torch.compile(model, backend=_partitioned)
-        with training.autocast():
+        budget = torch._functorch.config.patch(activation_memory_budget=recipe.activation_memory_budget)
+        with training.autocast(), budget:
             model(**batch, num_items_in_batch=count)  # traced here, without the hooks
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), training.autocast():
         loss = model(**batch, num_items_in_batch=count).loss

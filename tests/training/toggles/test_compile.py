@@ -53,5 +53,8 @@ def test_the_whole_model_is_compiled_and_computes_the_same(
     assert graphs[0] >= 1
     assert graphs[1:] == graphs[:1] * 2  # steps of one shape: nothing is compiled again
     assert counters["stats"]["calls_captured"] > 50
+    budget = train(tiny(**fields, compile=True, activation_memory_budget=0.5), 3)
+    assert torch._functorch.config.activation_memory_budget == 0.5
+    assert budget.losses == pytest.approx(run.losses, rel=1e-6)
     tolerance = 1e-3 if "precision" in fields else 1e-5  # compiled, an operator may keep fp32 for longer
     assert run.losses == pytest.approx(plain.losses, rel=tolerance)

@@ -44,7 +44,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 ELSEWHERE = {
     *("model", "weights", "trust_remote_code", "data"),  # test_toggles_quantization, test_data
-    *("loss", "kernels", "compile"),  # seconds each: test_toggles_loss, test_toggles_compile
+    *(
+        "loss",
+        "kernels",
+        "compile",
+        "activation_memory_budget",
+    ),  # seconds each: test_toggles_loss, test_toggles_compile
     *("lora_rank", "lora_alpha", "lora_targets", "micro_batch_size", "seq_len", "learning_rate"),  # any size
     *("weight_decay", "warmup_steps", "steps", "seed"),
     *("checkpoint_every", "on_nan"),  # between the steps: test_checkpoint_resume, test_nan
