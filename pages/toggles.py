@@ -318,7 +318,7 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
         buys="With `compile: true` the compiler may keep this part of what it would keep for backward, and "
         "computes the rest again, beginning with what is cheapest (PyTorch's own setting of this name).",
         costs="Products and attention are computed again. The compiler orders backward as it likes and may "
-        "make much of it at once, so that the peak falls less than what is kept: napkin takes all of it to be "
+        "make much of it at once, so that the peak falls less than what is kept: napkin takes all to be "
         "there. `harness emulate` runs the compiled code itself.",
     ),
     "fp8": BuysAndCosts(

@@ -9,7 +9,12 @@ Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"]
 Quantization = Literal["none", "nf4", "fp4", "int8"]
 Adapter = Literal["none", "lora", "ia3", "peft"]
 Attention = Literal[
-    *("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+    "eager",
+    "sdpa",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+    "flex_attention",
 ]
 Optimizer = Literal[
     "adamw",

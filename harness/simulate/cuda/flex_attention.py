@@ -203,7 +203,7 @@ def _block_mask(
         torch.ops.harness.triton_kernel([scattered.pop(), counts])
         torch.ops.harness.triton_kernel([_sorted(turned.mT), turned])
         of_columns += [counts, turned.view(B, 1, columns, rows)]
-    return BlockMask((Q_LEN, KV_LEN), *of_rows, *of_columns, mask_mod=mask_mod)
+    return BlockMask((Q_LEN, KV_LEN), *of_rows, *of_columns, mask_mod=mask_mod)  # type: ignore[arg-type]
 
 
 def _sorted(blocks: Tensor) -> Tensor:
