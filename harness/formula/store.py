@@ -57,9 +57,8 @@ def key_of(recipe: Recipe, hardware: Hardware, rank: int = 0) -> dict[str, Any]:
             hardware.datasheet.compute_capability,
             hardware.sm_count,
             hardware.calibration.cublas_workspace_bytes,
-            *(
-                [hardware.datasheet.l2_bytes] if recipe.flex else []
-            ),  # its kernels are measured beside as much
+            # what compiling measures is measured beside as much as the L2 cache
+            *([hardware.datasheet.l2_bytes] if recipe.flex else []),
         ],
         "versions": {name: installed_version(name) for name in PACKAGES},
         "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
