@@ -36,6 +36,9 @@ from pages.time import RESULTS
 from pages.time import main as write_page
 
 GPUS = {"RTX 3090": "rtx-3090", "RTX 4090": "rtx-4090"}
+UNKNOWN_LINKS = ("RTX 3090",)
+"""GPUs of fsdp_qlora's rows whose machine has "an older motherboard and slow PCI lanes", of which it says no
+number (benchmarks_03_2024.md in AnswerDotAI/fsdp_qlora): how fast they are, no datasheet tells."""
 TORCHTUNE: dict[str, Any] = {
     "model": "llama-3.2-3b",
     "precision": "bf16",
@@ -91,6 +94,8 @@ def of_recipes(measurements: Path, distributed: Path) -> list[dict[str, Any]]:
         why = reason(case) or "no recipe says what it ran"
         row = {"id": case["id"], "gpu": gpu or case["gpu"], "measured": case["tokens_per_s"]}
         known: dict[str, Any] | str = fields if fields and gpu else why
+        if fields and case["gpu"] in UNKNOWN_LINKS and fields.get("parallel") == "fsdp":
+            row["unknown_link"] = True
         found.append(row | _estimated(known, {}, gpu or ""))
     return found
 

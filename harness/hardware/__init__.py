@@ -4,6 +4,7 @@
 from harness.hardware.hardware import (
     DEFAULT_HARDWARE,
     PLENTY_BYTES,
+    Calibration,
     Hardware,
     all_hardware,
     find_hardware,

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from harness.hardware import Hardware, sent_share
+from harness.hardware import Calibration, Hardware, sent_share
 from harness.kernel_time.fused_attention import Direction, attention_flops, attention_s
 from harness.kernel_time.memory_kernels import Memory, memory_s
 from harness.kernel_time.numbers import SCALARS
@@ -303,7 +303,8 @@ def _links(hardware: Hardware, ranks: int) -> tuple[str, str, float]:
         name, measured = ("nvswitch_9.0", 450e9) if newer else ("nvswitch_8.0", 300e9)
         return name, str(ranks), link / measured
     if hardware.name.startswith(NO_PEERS):  # GeForce: through the host's memory
-        return "pcie", "2", 1.0
+        reached = host * hardware.calibration.host_link_fraction / Calibration().host_link_fraction
+        return "pcie", "2", min(1.0, reached / PCIE_MEASURED)
     if link > host and ranks == 2:
         return BRIDGE, "2", link / 300e9
     return BRIDGE, "4", host / PCIE_MEASURED

@@ -3,14 +3,17 @@
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
 from harness.errors import InputError, first_line, is_out_of_memory
 from harness.parallel import lost_rank
 
-LIBRARIES = ("transformers", "peft", "transformers_modules")
+LIBRARIES = ("transformers", "peft", "transformers_modules", "trl")
 """Packages whose code counts as a model's."""
+DIVIDING = ("torch", "distributed")
+"""The package that divides a model among ranks: what it refuses, it refuses of the model."""
 RAISED = (AssertionError, AttributeError, IndexError, KeyError, NotImplementedError)
 RAISED += (RuntimeError, TypeError, ValueError)
 """Types of errors that are explained. Types that libraries derive from them (out of memory, lost ranks) mean
@@ -71,6 +74,11 @@ def _explained(model: Any, error: Exception) -> InputError | None:
     if place is not None and needs_values(model, error):
         return InputError(
             f"model: {kind} asks for values, at {place}, and its memory depends on them. {NO_VALUES}"
+        )
+    if any(pair == DIVIDING for pair in pairwise(PurePath(frames[-1].filename).parts)):
+        return InputError(
+            f"parallel: PyTorch cannot divide {kind} so: {first_line(error).rstrip('.?')}. Set parallel: "
+            "ddp, or, where it is about dtypes, precision: bf16-mixed."
         )
     # what a virtual GPU's operator raises, a GPU's would
     last = PurePath(frames[-1].filename)

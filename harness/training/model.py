@@ -19,6 +19,7 @@ from harness.errors import InputError, first_line, is_out_of_memory
 from harness.parallel import ALONE, Deferred, Ranks, divide, loaded_by_one_thread, summed_at_the_end
 from harness.recipe import Recipe, find_model_config
 from harness.system import hub_or_cache
+from harness.training.failures import errors_explained
 from harness.training.host_memory import on_host
 from harness.training.learned_positions import refuse_longer_sequences
 from harness.training.model_config import auto_model, load_config, model_class
@@ -90,7 +91,8 @@ def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -
         deferred, model = None, build_model(recipe, device)
     reference = reference_of(recipe, model)
     give_trl_head(recipe, model, reference)
-    called = divide(recipe, model, ranks, device, deferred)
+    with errors_explained(model):
+        called = divide(recipe, model, ranks, device, deferred)
     return Training(
         model=model,
         optimizer=build_optimizer(recipe, model),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
+from harness.errors import InputError
 from harness.system import Replacement, replaced
 from harness.units import ceil_div
 
@@ -149,6 +150,11 @@ def flex_replacements(packs: bool, l2_bytes: int) -> Iterator[Replacement]:
     compiled = _Compiled(l2_bytes)
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, **_: Any) -> Any:
+        if block_mask is None:
+            raise InputError(
+                "attention: flex_attention: this model adds a mask of tokens to its scores, and nobody has "
+                "looked at the kernel for it. Set attention: eager."
+            )
         kind = tuple(each for each in _given(block_mask.mask_mod) if not isinstance(each, Tensor))
         compiled.first_calls.setdefault(kind, (query, key, value, block_mask))
         out, sums = _Function.apply(compiled, block_mask, query, key, value)

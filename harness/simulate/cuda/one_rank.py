@@ -32,7 +32,8 @@ def one_rank(rank: int, world_size: int, streams: Streams, communication: Commun
 
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
-        with replaced(torch, "meta", streams), all_replaced(_replacements(communication)):
+        current = replaced(torch.accelerator, "current_stream", streams.current_stream)
+        with replaced(torch, "meta", streams), current, all_replaced(_replacements(communication)):
             yield
     finally:
         distributed.destroy_process_group()
