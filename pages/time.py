@@ -180,18 +180,18 @@ def _why(row: Mapping[str, Any]) -> str:
 
 
 def _slow_lanes(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What is known of the machine whose links are not: how much longer its steps are with LoRA than by ddp."""
+    """What is known of the machine whose links are not: how much longer its steps of LoRA are than by ddp."""
     cells = [(match, row["measured"]) for row in rows if (match := FSDP_QLORA.fullmatch(row["id"]))]
     lora = [(m, rate) for m, rate in cells if m["where"] == SLOW and m["method"] == "LoRA"]
     alone = next(rate for match, rate in lora if match["how"] == "ddp")
     tokens = [(2 * int(m["rows"]) * int(m["length"]), rate) for m, rate in lora if rate != alone]
     longer = sorted(count / rate - count / alone for count, rate in tokens)
     told = (
-        'Of two RTX 3090 the weights\' way between them is not known: their machine has "an older motherboard and '
-        'slow PCI lanes", its author says, and no number. Rows without such traffic (`ddp`) are among those above. '
-        "The others are estimated for the lanes of the datasheet and say what slow ones cost: a step of LoRA takes "
-        f"{longer[0]:.1f} to {longer[-1]:.1f} s longer than by `ddp`, whatever the number of rows, as if nothing "
-        "were computed while weights are on their way."
+        "Of two RTX 3090 the weights' way between them is not known: their machine has \"an older motherboard "
+        'and slow PCI lanes", its author says, and no number. Rows without such traffic (`ddp`) are among those '
+        "above. The others are estimated for the lanes of the datasheet and say what slow ones cost: a step of "
+        f"LoRA takes {longer[0]:.1f} to {longer[-1]:.1f} s longer than by `ddp`, whatever the number of rows, as "
+        "if nothing were computed while weights are on their way."
     )
     return textwrap.fill(told, 120) + "\n"
 
@@ -232,8 +232,8 @@ def _estimates(rows: Sequence[Mapping[str, Any]]) -> str:
         return table
     nine = size[min(len(size) - 1, int(0.9 * len(size)))]
     return (
-        f"{table}\nMedian error of these {len(size)}: {statistics.median(size):.1%}; nine of ten are off by at "
-        f"most {nine:.1%}, and the largest by {size[-1]:.1%}.\n"
+        f"{table}\nMedian error of these {len(size)}: {statistics.median(size):.1%}; nine of ten are off by "
+        f"at most {nine:.1%}, and the largest by {size[-1]:.1%}.\n"
     )
 
 
