@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,15 @@ def is_small(row: KernelRow) -> bool:
     return row.m < MANY_ROWS if row.is_product else row.size_bytes <= MANY_BYTES
 
 
-def errors(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
+def errors(
+    rows: Sequence[KernelRow], estimate: Callable[[KernelRow], float | None] = seconds_of
+) -> list[dict[str, Any]]:
     """By device and kernel, large ones before small ones; then all products, kernels that wait for memory and
-    collectives of each device together."""
+    collectives of each device together. `estimate`: the seconds of a row, None for an unknown device."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     unknown: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
-        seconds = seconds_of(row)
+        seconds = estimate(row)
         if seconds is None:
             unknown[row.device, row.kernel] += 1
             continue

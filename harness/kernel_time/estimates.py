@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from harness.hardware import Calibration, Hardware, sent_share
 from harness.kernel_time.fused_attention import Direction, attention_flops, attention_s
+from harness.kernel_time.measured_shapes import shape_factor
 from harness.kernel_time.memory_kernels import Memory, memory_s
 from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import (
@@ -286,6 +287,8 @@ def _product(key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained
     sizes = {"element_bytes": size, "result_bytes": of_result}
     how: dict[str, Any] = {**sizes, "sustained": sustained, "quiet": float(quiet)}
     seconds = product_s(SCALARS, chip, fitted, m, n, k, batch, **how)
+    if batch == 1 and dtype in ("fp16", "bf16"):
+        seconds *= shape_factor(hardware, m, n, k)
     return max(seconds * calibration.product_scale, least)
 
 
