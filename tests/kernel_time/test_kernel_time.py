@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from harness.hardware.hardware import all_hardware, find_hardware, with_cuda
 from harness.hardware.roofline import sent_share
 from harness.kernel_time import attention, attention_flops, collective, memory, product, range_of
+from harness.kernel_time.measured_shapes import between, shape_factor
 from harness.kernel_time.parameters import document, is_measured, where_from
 
 A100, H100, A40 = find_hardware("a100-80gb"), find_hardware("h100"), find_hardware("a40")
@@ -28,6 +29,16 @@ MEASURED_PRODUCTS = (
     (A40, 4096, 24576, 8192, 14.3),
     (H100_OF_2023, 4096, 24576, 8192, 2.35),
     (H100_OF_2023, 2048, 12288, 4096, 0.2805),
+)
+NUMBERS_OF_ROWS_KEPT_ASIDE = (
+    # the same, of measured shapes: numbers of rows that measured_shapes.json has not seen
+    (A100, 4000, 3072, 4096, 0.4325),
+    (A100, 7040, 3584, 4096, 0.921),
+    (A40, 480, 12288, 8192, 1.016),
+    (A40, 1840, 28672, 8192, 7.269),
+    (A40, 2560, 22016, 4096, 4.174),
+    (H100_OF_2023, 600, 6144, 8192, 0.096),
+    (H100_OF_2023, 1360, 4096, 1024, 0.0235),
 )
 MEASURED_WITH_CUDA_13 = ((1024, 5120, 5120, 0.069808), (2048, 2560, 5120, 0.069643))
 """m, n, k and milliseconds on an H100: rows of ai-dynamo/aiconfigurator, shapes that the fit has not seen."""
@@ -124,12 +135,32 @@ def test_products_of_an_h100_are_those_of_todays_libraries() -> None:
 
 
 def test_products_of_shapes_that_were_kept_aside():
+    """By the formula, without what was measured of these shapes since."""
     off = [
-        abs(product(device, "fp16", m, n, k, sustained=False) / (ms * 1e-3) - 1)
+        abs(product(device, "fp16", m, n, k, sustained=False) / shape_factor(device, m, n, k) / ms * 1e3 - 1)
         for device, m, n, k, ms in MEASURED_PRODUCTS
     ]
     assert statistics.median(off) < 0.08
     assert max(off) < 0.25
+
+
+def test_products_of_measured_shapes_at_other_numbers_of_rows():
+    off = [
+        abs(product(device, "fp16", m, n, k, sustained=False) / (ms * 1e-3) - 1)
+        for device, m, n, k, ms in NUMBERS_OF_ROWS_KEPT_ASIDE
+    ]
+    assert statistics.median(off) < 0.04
+    assert max(off) < 0.12
+
+
+def test_a_shape_has_a_factor_where_it_was_measured_alone():
+    assert shape_factor(A40, 4000, 3072, 4096) != 1
+    assert shape_factor(A40, 4000, 3073, 4096) == 1  # another shape
+    assert shape_factor(find_hardware("rtx-3090"), 4000, 3072, 4096) == 1  # another device
+    assert shape_factor(H100, 4000, 3072, 4096) == 1  # other libraries than those that were measured
+    assert shape_factor(H100_OF_2023, 4000, 3072, 4096) != 1
+    known = [10, 20, 40], [1.0, None, 1.3]
+    assert [round(between(*known, m), 9) for m in (1, 10, 20, 30, 40, 99)] == [1, 1, 1.1, 1.2, 1.3, 1.3]
 
 
 def test_a_device_at_its_power_limit_is_slower():
