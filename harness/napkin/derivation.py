@@ -68,9 +68,10 @@ def _kept(sizes: Sizes) -> Iterator[Term]:
     formula = " + ".join(f"{count} × {kept:,} B" for count, kept, _ in sizes.kept)
     if acts.recomputes:
         formula = f"{shape.layers} layers × [{acts.block_input.formula}]"
+    share = "" if sizes.budget == 1 else f", {sizes.budget:g} of it by activation_memory_budget"
     where = "in host memory" if sizes.recipe.blocks_on_host else "arXiv 1604.06174, or the lines above"
-    yield Term("Kept for backward", "all blocks", formula, sizes.kept_by_blocks, where)
-    yield from _shown("Kept for backward by the loss", acts.kept_by_loss)
+    yield Term("Kept for backward", f"all blocks{share}", formula, sizes.kept_by_blocks, where)
+    yield from _shown(f"Kept for backward by the loss{share}", acts.kept_by_loss)
     yield from (term._replace(section="Loss, when forward ends") for term in acts.held_after_forward)
     yield from (term._replace(section="Loss, when backward begins") for term in acts.held_in_backward)
 

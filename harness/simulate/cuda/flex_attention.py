@@ -105,8 +105,8 @@ def _inputs(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> list[Tensor
 
 def _given(mask_mod: Any) -> Iterator[Any]:
     """What the compiler tells functions of masks apart by: their code, and what they were made with."""
-    yield mask_mod.__code__
-    for cell in mask_mod.__closure__ or ():
+    yield getattr(mask_mod, "__code__", type(mask_mod))
+    for cell in getattr(mask_mod, "__closure__", None) or ():
         held = cell.cell_contents
         for each in held if isinstance(held, tuple | list) else [held]:
             yield from _given(each) if callable(each) else [each]
