@@ -11,7 +11,8 @@ from benchmarks/time/attention.csv. A fifth is kept aside: of products whole sha
 the others sizes. What is written beside the parameters: source, count, and how far off the kept are.
 
 Parts are products, memory, fp32, attention, links, devices, copies and blocks (the last three in
-benchmarks/time/fit_devices.py); one that is not named in --only stays as it is. Products go on from the
+benchmarks/time/fit_devices.py), and shapes, a file of its own that benchmarks/time/fit_shapes.py makes with
+the parameters that are there then; one that is not named in --only stays as it is. Products go on from the
 parameters that are there, unless --anew. Nothing here knows the time of any training step.
 """
 
@@ -19,6 +20,8 @@ import argparse
 import csv
 import json
 import statistics
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -38,7 +41,7 @@ from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import FILE
 from harness.system.files import write_whole
 
-PARTS = ("products", "memory", "fp32", "attention", "links", "devices", "copies", "blocks")
+PARTS = ("products", "memory", "fp32", "attention", "links", "devices", "copies", "blocks", "shapes")
 ATTENTION = Path(__file__).with_name("attention.csv")
 OTHER_DEVICES = Path(__file__).with_name("aiconfigurator.csv")
 MANY_BYTES = 1e6
@@ -405,7 +408,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "blocks": fit_blocks,
     }
     for part in given.only:
-        if part == "fp32" and given.neusight is None:
+        if part == "shapes" or (part == "fp32" and given.neusight is None):
             continue
         document["fp32_products" if part == "fp32" else part] = parts[part]()
     document["sources"] = [VIDUR, AICONFIGURATOR, NEUSIGHT]
@@ -416,6 +419,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     document["measured_devices"] = measured
     document["spread"] = spreads(document)
     write_whole(FILE, json.dumps(document, indent=1, sort_keys=True) + "\n")
+    if "shapes" in given.only:  # in a process that reads the new parameters
+        subprocess.run([sys.executable, "-m", "benchmarks.time.fit_shapes", str(given.compute)], check=True)
 
 
 if __name__ == "__main__":
