@@ -188,9 +188,10 @@ def _slow_lanes(rows: Sequence[Mapping[str, Any]]) -> str:
     longer = sorted(count / rate - count / alone for count, rate in tokens)
     told = (
         "Of two RTX 3090 the weights' way between them is not known: their machine has "
-        '"an older motherboard and slow PCI lanes", its author says, and no number. Rows without such traffic '
-        "(`ddp`) are among those above. The others are estimated for the lanes of the datasheet and say what "
-        f"slow ones cost: a step of LoRA takes {longer[0]:.1f} to {longer[-1]:.1f} s longer than by `ddp`, "
+        '"an older motherboard and slow PCI lanes", its author says, and no number. '
+        "Rows without such traffic (`ddp`) are among those above. "
+        "The others are estimated for the lanes of the datasheet and say what slow ones cost: "
+        f"a step of LoRA takes {longer[0]:.1f} to {longer[-1]:.1f} s longer than by `ddp`, "
         "whatever the number of rows, as if nothing were computed while weights are on their way."
     )
     return textwrap.fill(told, 120) + "\n"
