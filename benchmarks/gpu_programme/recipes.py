@@ -33,7 +33,8 @@ class Spec:
         fields = {**base, **self.fields}
         if tiny:
             batch = min(fields.get("micro_batch_size", 1), LONGEST_TINY_BATCH)
-            fields |= TINY | {"micro_batch_size": batch, "data": "synthetic"}
+            shortest = {"seq_len": 128} if fields.get("attention") == "flex_attention" else {}
+            fields |= TINY | {"micro_batch_size": batch, "data": "synthetic"} | shortest
         return check_recipe(fields, self.name)
 
 

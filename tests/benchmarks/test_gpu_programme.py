@@ -198,7 +198,7 @@ def test_traces_cover_every_toggle_that_changes_allocations():
         "quantization": {"none", "nf4", "int8"},
         "optimizer_impl": {"foreach", "fused"},
         "optimizer": {"adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"},
-        "attention": {"sdpa", "eager"},
+        "attention": {"sdpa", "eager", "flex_attention"},
         "loss": {"standard", "fused_linear"},
         "offload": {(), ("activations",), ("optimizer",), ("parameters",)},
         "optimizer_in_backward": {True, False},
