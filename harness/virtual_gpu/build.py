@@ -255,10 +255,11 @@ def _compile(installed: Torch, name: str, sources: tuple[str, ...], folder: Path
         "{ return virtual_gpu_without_effect(#name); }\n"
         + "".join(f"WEAK({function})\n" for function in functions)  # a definition in `sources` goes first
     )
-    command = [_compiler() or "cc", "-O1", "-w", "-fno-builtin", "-shared", "-fPIC", "-pthread"]
+    command = [_compiler() or "cc", "-O2", "-w", "-fno-builtin", "-shared", "-fPIC", "-pthread"]
+    command.append("-ftls-model=initial-exec")  # all are preloaded: a thread's variables need no call then
     command += [f"-I{path}" for path in (SOURCES, *_headers(installed))]
     command += [*(str(SOURCES / source) for source in sources), str(rest), "-o", str(folder / name)]
-    command += [f"-Wl,-soname,{name}"]
+    command += [f"-Wl,-soname,{name}", "-Wl,-Bsymbolic-functions"]
     if real is not None:
         versions = folder / f"{name}.versions"
         versions.write_text(f"{name} {{ global: *; }};\n")
@@ -269,7 +270,7 @@ def _compile(installed: Torch, name: str, sources: tuple[str, ...], folder: Path
 def _compile_operators(installed: Torch, folder: Path) -> subprocess.Popen[str]:
     """Start compiling OPERATORS, which tells the clock what PyTorch runs."""
     torch, include = installed.folder, installed.folder / "include"
-    command = [_compiler("CXX", *CXX) or "c++", "-std=c++20", "-DNDEBUG", "-O1", "-w", "-shared", "-fPIC"]
+    command = [_compiler("CXX", *CXX) or "c++", "-std=c++20", "-DNDEBUG", "-O2", "-w", "-shared", "-fPIC"]
     command += [f"-I{SOURCES}", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}"]
     command += [str(SOURCES / "operators.cpp")]
     command += [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-o", str(folder / OPERATORS)]

@@ -108,7 +108,8 @@ Operation* virtual_gpu_operation(const char* name, const char* description) {
   while (table[place] && strcmp(table[place]->description, description)) place = (place + 1) % (2 * MAX_OPERATIONS);
   Operation* found = table[place];
   if (!found && num_operations < MAX_OPERATIONS) {
-    found = table[place] = calloc(1, sizeof *found);
+    found = table[place] = aligned_alloc(64, (sizeof *found + 63) & ~63);
+    memset(found, 0, sizeof *found);
     found->name = strdup(name), found->description = strdup(description), found->took_ns = -1;
     all[num_operations++] = found;
   }

@@ -11,8 +11,8 @@ extern "C" {
 typedef struct {
   uint64_t place;  // the address of its storage, or of its first element where the storage is large
   double bytes;
-  int argument;  // its number among the arguments, or the results
-  int is_read, is_written;
+  short argument, item;  // its number among the arguments or the results, and in that one's list; -1 if it is no list
+  short is_read, is_written;
 } Touch;
 typedef struct {
   double bytes, filled;  // of an operator's results: all, and those that were brought into the cache
@@ -20,22 +20,24 @@ typedef struct {
 
 // One kind of work, with its time: an operator with its shapes, a product, a collective, a kernel that is not known.
 typedef struct Operation {
-  char* name;            // "aten::mm", "copy to the device"
-  char* description;     // with shapes and dtypes, from which the time is estimated
-  const char* its_class; // the class of its kernels: "product", "norm"; NULL until it was estimated
-  double flops;          // of all its kernels together
-  int64_t took_ns;       // the time of all its kernels together; -1 until it was estimated
-  int kernels;           // how many it launched when it was estimated
-  int product;           // the number, from 1, of its only product, which takes what the others leave; 0 for none
-  int is_unknown;        // its time cannot be estimated: it has that of a launch, or of the bytes that can be seen
-  int is_network;        // it is a collective
-  int is_repeated;       // it belongs to a checkpointed block that runs again in backward
-  uint64_t calls, step_calls, calls_before;  // its kernels: altogether, in the last whole step, and until that step ended
-  int64_t total_ns, step_ns, ns_before;      // the times of these kernels
-  // Python knows nothing of what follows.
+  // What every call needs is in one line of the processor's cache: the program between two calls needs the rest of it.
+  int64_t took_ns;             // the time of all its kernels together; -1 until it was estimated
   int64_t held_ns, missed_ns;  // took_ns if the L2 cache holds all that they move, and if nothing; 0: it is the same
+  Results results;             // of the last call
+  uint64_t calls;              // its kernels
+  int64_t total_ns;            // the times of these kernels
+  int kernels;                 // how many it launched when it was estimated
+  short product;               // the number, from 1, of its only product, which takes what the others leave; 0 for none
+  short is_network;            // it is a collective
+  char* name;                  // "aten::mm", "copy to the device"
+  char* description;           // with shapes and dtypes, from which the time is estimated
+  const char* its_class;       // the class of its kernels: "product", "norm"; NULL until it was estimated
+  double flops;                // of all its kernels together
+  int is_unknown;              // its time cannot be estimated: it has that of a launch, or of the bytes that can be seen
+  int is_repeated;             // it belongs to a checkpointed block that runs again in backward
+  uint64_t step_calls, calls_before;  // calls in the last whole step, and until that step ended
+  int64_t step_ns, ns_before;         // the times of these
   const char* accesses;  // a letter for each argument, '|', and one for each result: r is read, w written, b both, - neither
-  Results results;       // of the last call
 } Operation;
 
 // A kernel as it was launched, for profilers.

@@ -8,7 +8,7 @@
 #include "virtual_gpu.h"
 
 #define MAX_DEVICES 64
-#define MAX_PLACES (1 << 17)
+#define PLACES 14  // bits of a place's number: far more numbers than tensors that the cache holds at once
 static double room, evicted;
 static struct {
   double touched, filled, dirty;  // bytes: all that was touched; of late brought into the cache; and written there
@@ -16,14 +16,14 @@ static struct {
 static struct {
   uint64_t place;
   double touched;  // by its device when the place was touched last
-} last[MAX_PLACES];  // of two places with the same number the older is forgotten
+} last[1 << PLACES];  // of two places with the same number the older is forgotten
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 // Called from Python: the bytes that may be touched before anything is evicted, and by how much more is evicted than is
 // touched beyond them.
 void virtual_gpu_set_cache(double room_bytes, double more) { room = room_bytes, evicted = more; }
 
-static int number_of(uint64_t place) { return (place >> 9) * 0x9E3779B97F4A7C15ull >> 47; }
+static int number_of(uint64_t place) { return (place >> 9) * 0x9E3779B97F4A7C15ull >> (64 - PLACES); }
 // The bytes of a tensor that the cache does not hold when its device has touched `total` bytes.
 static double missed(const Touch* touch, double total) {
   int number = number_of(touch->place);
@@ -42,7 +42,10 @@ double virtual_gpu_missed_share(const Touch* touches, int count, Results results
   int device = virtual_gpu_slot(virtual_gpu_current()) % MAX_DEVICES;
   pthread_mutex_lock(&lock);
   caches[device].touched += results.bytes;
-  for (int i = 0; i < count; i++) caches[device].touched += touches[i].bytes;
+  for (int i = 0; i < count; i++) {
+    caches[device].touched += touches[i].bytes;
+    __builtin_prefetch(&last[number_of(touches[i].place)]);  // which is read below
+  }
   for (int i = 0; i < count; i++) {
     double each = missed(&touches[i], caches[device].touched);
     moved += touches[i].bytes * (touches[i].is_read + touches[i].is_written);
