@@ -6,6 +6,7 @@
     profiles/cpu/virtual_gpu_versions.json    python -m benchmarks.virtual_gpu.versions --out FILE
     profiles/cpu/virtual_gpu_recordings.json  python -m benchmarks.virtual_gpu.anew --out FILE
     profiles/cpu/virtual_gpu_times.json       python -m benchmarks.virtual_gpu.times --out FILE
+    profiles/cpu/virtual_gpu_clock.json       python -m benchmarks.virtual_gpu.clock_cost --out FILE
 
 python -m pages.virtual_gpu            write them
 python -m pages.virtual_gpu --check    fail if they are not so
@@ -241,7 +242,18 @@ def _title(row: dict[str, Any]) -> str:
     return f"{name}: {row['model']}"
 
 
-_NAMED_ALIKE = (("versions", versions), ("recordings", recordings), ("times", times))
+def clock(found: dict[str, Any]) -> str:
+    """What the clock takes of the program's own processor time."""
+    step, start = found["step"]["ratio"], found["start"]["ratio"]
+    return (
+        f"With the clock a step takes {step['middle']:.3f} times the processor time that it takes without:\n"
+        f"the middle of {found['pairs']} pairs of processes, between {step['smallest']:.3f} and "
+        f"{step['largest']:.3f}, for `{found['recipe']}`. The\n"
+        f"start of a process takes {start['middle']:.3f} times as much.\n"
+    )
+
+
+_NAMED_ALIKE = (("versions", versions), ("recordings", recordings), ("times", times), ("clock", clock))
 PARTS = {"recipes": ("recipes", recipes), "programs": ("programs", programs)}
 PARTS |= {"examples": ("programs", examples), "compiled": ("compiled", compiled)}
 PARTS |= {name: (name, write) for name, write in _NAMED_ALIKE}
