@@ -68,10 +68,8 @@ bool mix_value(uint64_t& hash, const IValue& value) {
   if (value.isBool()) return mix(hash, 2 + value.toBool()), true;
   if (value.isIntList()) {
     for (int64_t each : value.toIntList()) mix(hash, each);
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& each : value.toTensorList())
-      if (!mix_tensor(hash, each)) return false;
   } else if (value.isList()) {
+    mix(hash, value.toListRef().size());  // what is touched has a number in its list
     for (const IValue& each : value.toListRef())
       if (!mix_value(hash, each)) return false;
   } else {
@@ -279,6 +277,7 @@ class Watch final : public c10::OperatorKernel {
   const c10::SafeKernelFunction original;
 };
 
+// Whether its kernels are to be described.
 bool launches(const c10::OperatorHandle& op) {
   const std::string& name = op.operator_name().name;
   if (name.find("c10d") != std::string::npos) return false;  // nccl.c puts it on the stream itself
@@ -291,6 +290,7 @@ bool launches(const c10::OperatorHandle& op) {
     if (op.hasKernelForDispatchKey(key)) return true;
   return false;
 }
+
 // Notes operators that are registered: all there are, and later those of libraries that the program imports.
 struct Listener final : c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
