@@ -24,8 +24,8 @@ namespace {
 using c10::DispatchKey;
 using c10::IValue;
 using Values = c10::ArrayRef<IValue>;
-
 using Touches = c10::SmallVector<Touch, 4>;
+
 // An operator with shapes that was described. What every call needs lies together: each line of the processor's cache
 // that has to be read again is a good part of what a call costs.
 struct alignas(64) Known {
@@ -334,7 +334,6 @@ void watch_new() {
 extern "C" int64_t virtual_gpu_tokens() { return tokens; }
 extern "C" void virtual_gpu_watch_operators(void (*estimator)(Operation*, const char*, const char*)) {
   estimate = estimator;
-  static auto& listens = *new auto(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
-  (void)listens;
+  new auto(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));  // it listens until the end
   watch_new();
 }
