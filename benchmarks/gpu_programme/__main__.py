@@ -45,13 +45,14 @@ class Part:
     module: str
     pieces: str = "pieces"
     workers: int = 1
-    """Pieces at a time: more than one where the GPU has nothing to do with it."""
+    """Pieces at a time: more than one where the GPU's time has nothing to do with it."""
 
 
 PARTS = {
-    "traces": Part("every action of the allocator, in small but real recipes", "traces"),
+    "traces": Part("every action of the allocator, in small but real recipes", "traces", workers=3),
     "validate": Part("full-size recipes, measured", "validate"),
     "calibrate": Part("what kernels, copies and launches reach on this device", "calibrate"),
+    "profile": Part("every kernel of a step, by torch.profiler", "kernels_in_steps"),
     "overhead": Part("harness step over bare loop", "overhead"),
     "peers": Part("the same training by transformers.Trainer and TRL", "peers"),
     "cases": Part("a LoRA base, one field changed at a time", "validate", "case_pieces"),

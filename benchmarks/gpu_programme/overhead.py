@@ -12,7 +12,7 @@ RECIPES = (
     # short sequences: the host launches kernels that end at once, and every line of Python shows
     Spec("1b-lora-host-bound", "llama-3.2-1b-bf16", {"adapter": "lora", "seq_len": 16}),
 )
-ROUNDS = 60
+ROUNDS = 30
 BARS = {"off": 1.01, "on": 1.05}
 
 

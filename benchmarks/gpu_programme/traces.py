@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.gpu_programme.recipes import TRACES, Spec, named_config, with_layers
 from benchmarks.gpu_programme.tasks import LIGER_IS_TRITON, Context, Piece, Result, modules_of
+from harness.hardware.hardware import DEFAULT_HARDWARE
 
 STATS = (
     *(f"{name}_bytes.all" for name in ("allocated", "requested", "active", "reserved", "inactive_split")),
@@ -30,7 +31,8 @@ def pieces(context: Context) -> list[Piece]:
         recipe = spec.recipe(tiny=context.tiny)
         fused = LIGER_IS_TRITON if recipe.loss == "fused_linear" else None
         fused = "flex attention trains on a GPU alone" if recipe.flex else fused
-        allocator = "it is about the CUDA allocator's settings" if spec.environment else None
+        environment = spec.environment | _settings(spec.room_bytes, context)
+        allocator = "it is about the CUDA allocator's settings" if environment else None
         made.append(
             Piece(
                 spec.name,
@@ -38,11 +40,23 @@ def pieces(context: Context) -> list[Piece]:
                 {"spec": spec},
                 modules_of(recipe),
                 gpu_only=fused or allocator,
-                environment=spec.environment,
-                new_interpreter=bool(spec.environment),
+                environment=environment,
+                new_interpreter=bool(environment),
             )
         )
     return made
+
+
+def _settings(room_bytes: int | None, context: Context) -> dict[str, str]:
+    """What leaves the allocator so many bytes: the setting is a fraction of the device's memory."""
+    if room_bytes is None:
+        return {}
+    from benchmarks.predict import table_name
+    from harness.hardware.hardware import find_hardware
+
+    name = table_name() if context.device == "cuda" else None
+    fraction = room_bytes / find_hardware(name or DEFAULT_HARDWARE).memory_bytes
+    return {"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{fraction:.4f}"}
 
 
 def record(context: Context, spec: Spec) -> Result:
