@@ -40,8 +40,8 @@ class Allocator:
     capacity_bytes is what cudaMalloc can give: the device's memory less the CUDA context and what other
     processes hold (None: no limit). device_bytes is the device's total memory, of which
     per_process_memory_fraction is a fraction (None: capacity_bytes). on_event is called for every segment
-    that comes or goes. new_address gives the address of the next segment from its size (None: one after the
-    other); up to PyTorch 2.11 addresses decide between equally large free blocks.
+    that comes or goes. new_address gives the address of the next segment from its size (None: as the driver
+    does, see addresses.py); up to PyTorch 2.11 addresses decide between equally large free blocks.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ Names are those of c10/cuda/CUDACachingAllocator.cpp. All sizes are in bytes.
 
 from collections.abc import Callable
 
+from harness.allocator.addresses import DriverAddresses
 from harness.allocator.blocks import Block, BlockPool, Segment, Stat, StreamPool, merge, split
 from harness.allocator.settings import Settings, kSmallBuffer
 from harness.system import nothing
@@ -15,8 +16,6 @@ kRoundLarge = 2 * 2**20
 """Segments of 10 MiB and more are a multiple of it. It is also the granularity of physical memory."""
 kDefaultDeviceBytes = 2**40
 """The device's memory where it is not given, which decides the address space of an expandable segment."""
-kFirstAddress = 0x7F0000000000
-"""The address of the first segment."""
 
 EventSink = Callable[[str, int, int, int], None]
 """A function of action, address, size_bytes and stream. The actions segment_alloc,
@@ -46,8 +45,8 @@ class Device:
         self.emit: EventSink = on_event or nothing
         self.can_take: Callable[[int], bool] | None = None
         """Decides instead of capacity_bytes whether so many bytes are free: a replay's trace shows it."""
-        self._new_address = new_address
-        self._next_address = kFirstAddress
+        self._addresses = DriverAddresses()
+        self._new_address = new_address or self._addresses.take
         self._counter = 0
         """The latest number that a block or a segment got."""
 
@@ -65,8 +64,7 @@ class Device:
 
     def _add_segment(self, pool: StreamPool, size: int, page_size: int) -> Block:
         """A new segment, as its only block."""
-        address = self._next_address if self._new_address is None else self._new_address(size)
-        self._next_address = address + -(-size // kRoundLarge) * kRoundLarge
+        address = self._new_address(size)
         segment = Segment(address, size, page_size, pool.stream)
         if self.settings.free_block_order == "segment_counter":
             self._counter += 1
@@ -119,6 +117,7 @@ class Device:
         self.emit("segment_free", block.address, size, pool.stream)
         pool.erase(block)
         del self.segments[block.address]
+        self._addresses.give_back(block.address, size)
         self._uncount(pool.pool, size)
         self.segment.decrease(1)
         pool.pool.segment.decrease(1)

@@ -51,8 +51,10 @@ class _Function(torch.autograd.Function):
         return out, scaled
 
     @staticmethod
-    def backward(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
         out, sums, *inputs = ctx.saved_tensors
+        # PyTorch before 2.12 gives gradients one by one, and keeps them until the end
+        grads = given[0] if isinstance(given[0], list) else [*given]
         grad, grad_of_sums = grads
         grads.clear()
         delta = torch.empty_like(sums)
@@ -209,7 +211,7 @@ def _block_mask(
         torch.ops.harness.triton_kernel([scattered.pop(), counts])
         torch.ops.harness.triton_kernel([_sorted(turned.mT), turned])
         of_columns += [counts, turned.view(B, 1, columns, rows)]
-    return BlockMask((Q_LEN, KV_LEN), *of_rows, *of_columns, mask_mod=mask_mod)  # type: ignore[arg-type]
+    return BlockMask((Q_LEN, KV_LEN), *of_rows, *of_columns, (BLOCK, BLOCK), mask_mod)  # type: ignore[arg-type]
 
 
 def _sorted(blocks: Tensor) -> Tensor:
