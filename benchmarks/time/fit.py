@@ -10,10 +10,11 @@ neither of them has come from benchmarks/time/aiconfigurator.csv (see the module
 from benchmarks/time/attention.csv. A fifth is kept aside: of products whole shapes, with all their rows; of
 the others sizes. What is written beside the parameters: source, count, and how far off the kept are.
 
-Parts are products, memory, fp32, attention, links, devices, copies and blocks (the last three in
-benchmarks/time/fit_devices.py), and shapes, a file of its own that benchmarks/time/fit_shapes.py makes with
-the parameters that are there then; one that is not named in --only stays as it is. Products go on from the
-parameters that are there, unless --anew. Nothing here knows the time of any training step.
+Parts are products, memory, fp32, attention, links, devices, copies, blocks and unaligned (the last four in
+benchmarks/time/fit_devices.py and fit_walks.py), and shapes, a file of its own that
+benchmarks/time/fit_shapes.py makes with the parameters that are there then; one that is not named in --only
+stays as it is. Products go on from the parameters that are there, unless --anew. Nothing here knows the time
+of any training step.
 """
 
 import argparse
@@ -32,6 +33,7 @@ import numpy as np
 
 from benchmarks.time.fit_devices import fit_blocks, fit_copies, fit_devices, reported_spread
 from benchmarks.time.fit_products import architecture_of, fit_products
+from benchmarks.time.fit_walks import fit_unaligned, fit_walks
 from benchmarks.time.kernel_rows import AT_THE_LIMIT, KINDS, MACHINES, KernelRow, aside, device_of, read_rows
 from benchmarks.time.residuals import residuals
 from harness.hardware.roofline import sent_share
@@ -41,7 +43,18 @@ from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import FILE
 from harness.system.files import write_whole
 
-PARTS = ("products", "memory", "fp32", "attention", "links", "devices", "copies", "blocks", "shapes")
+PARTS = (
+    "products",
+    "memory",
+    "fp32",
+    "attention",
+    "links",
+    "devices",
+    "copies",
+    "blocks",
+    "unaligned",
+    "shapes",
+)
 ATTENTION = Path(__file__).with_name("attention.csv")
 OTHER_DEVICES = Path(__file__).with_name("aiconfigurator.csv")
 MANY_BYTES = 1e6
@@ -54,7 +67,13 @@ SUSTAINED_CLOCK = {
     "10.0": (1580 / 1965, "attention in a loop: github.com/flashinfer-ai/flashinfer/pull/2899"),
 }
 """By compute capability: the clock at the power limit over the one that kernels run at between pauses. A
-kernel that is measured alone does not show it; in a training step the device is at that limit."""
+kernel that is measured alone does not show it; in a training step that computes most of its time the device
+is at that limit."""
+LIMIT_REACHED = {"9.0": {"free": 0.55, "full": 0.75}}
+"""By compute capability: the shares of a step's time in products up to which the clock stays that of pauses,
+and from which on it is the one of SUSTAINED_CLOCK. An H100 of 700 W took 600 W and kept 99 % of its boost
+clock in a step with a share of a half, and its products had the time that they have alone
+(profiles/h100/kernels.json); the published runs of the H100 compute three quarters of their time and more."""
 USUAL_LAUNCH_US = 2.0
 """Of kernels that were measured with the time between launches: as vidur's smallest."""
 VIDUR, NEUSIGHT = "microsoft/vidur (MIT)", "trsharm25/NeuSight (MIT)"
@@ -405,7 +424,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "links": lambda: fit_links(read_rows(given.network)),
         "devices": lambda: fit_devices(measured),
         "copies": lambda: fit_copies(document["memory"], MEASURED_KERNELS),
-        "blocks": fit_blocks,
+        "blocks": lambda: fit_blocks() | fit_walks(),
+        "unaligned": fit_unaligned,
     }
     for part in given.only:
         if part == "shapes" or (part == "fp32" and given.neusight is None):
@@ -413,7 +433,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         document["fp32_products" if part == "fp32" else part] = parts[part]()
     document["sources"] = [VIDUR, AICONFIGURATOR, NEUSIGHT]
     document["sustained_clock"] = {
-        name: {"fraction": round(fraction, 4), "source": source}
+        name: {"fraction": round(fraction, 4), "source": source} | LIMIT_REACHED.get(name, {})
         for name, (fraction, source) in SUSTAINED_CLOCK.items()
     }
     document["measured_devices"] = measured

@@ -18,8 +18,10 @@ from harness.kernel_time.estimates import (
     product,
     range_of,
     transfer,
+    unaligned_product,
 )
 from harness.kernel_time.fused_attention import attention_flops
 from harness.kernel_time.parameters import where_from
+from harness.kernel_time.power import PowerLimit
 from harness.kernel_time.trace import adjust, read_trace
 from harness.kernel_time.works import time_of

@@ -112,6 +112,12 @@ def product(
     return _product(Key(hardware), dtype, m, n, k, batch, sustained, quiet)
 
 
+def unaligned_product(hardware: Hardware, flops: float) -> float:
+    """The least seconds of a 16-bit product whose matrices have rows that do not begin on 16 bytes: older
+    kernels multiply them, and each multiprocessor is as fast as it was on an H100."""
+    return flops / (document()["unaligned"]["flops_per_s"] * hardware.sm_count)
+
+
 def attention(
     hardware: Hardware,
     kernel: str,
@@ -159,7 +165,7 @@ def memory(
     seconds = memory_s(SCALARS, device, fitted, bytes_moved, launches, held_share, scale)
     if (blocks := document()["blocks"].get(kind)) is None:
         return seconds
-    # blocks that write little each: how many multiprocessors work them off decides, and not the memory
+    # blocks that write little each, or elements one by one: how many multiprocessors work them off decides
     return max(seconds, bytes_moved / (blocks["bytes_per_s"] * hardware.sm_count))
 
 

@@ -136,6 +136,15 @@ def power_slowdown(hardware: Hardware) -> float:
     return max(seen, fitted_products(hardware)["power_slowdown"])
 
 
+def limit_reached(hardware: Hardware) -> tuple[float, float] | None:
+    """The shares of a step's time in products of 16 bit up to which the device keeps its boost clock, and
+    from which on it is at its power limit; None where nobody saw that."""
+    if hardware.calibration.sustained_clock is not None:
+        return None
+    found = document()["sustained_clock"].get(hardware.datasheet.compute_capability, {})
+    return (found["free"], found["full"]) if "free" in found else None
+
+
 def fp32_rate(hardware: Hardware) -> float:
     """The share of fp32's peak that large products in fp32 reach: on the device, else on its architecture,
     else the median of the measured architectures."""

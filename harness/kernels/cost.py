@@ -104,6 +104,8 @@ class Cost(NamedTuple):
     """memory_s if the L2 cache holds all that is moved."""
     missed_s: float = 0.0
     """memory_s if it holds nothing; 0 for products and attention, whose seconds have the cache in them."""
+    at_limit: bool = False
+    """Whether compute_s is that of a device at its power limit (kernel_time, `eased`)."""
 
     @property
     def seconds(self) -> float:
@@ -127,12 +129,14 @@ def operator_cost(
     moved = operator_bytes(func, args, kwargs, out, script)
     before = _dequantized_first(func, args, script)
     before_s = memory(hardware, "dequantize", before) if before else 0.0
-    took = operator_time(func, args, kwargs, hardware, flops, moved, before)
+    took = operator_time(func, args, kwargs, out, hardware, flops, moved, before)
     compute_s, memory_s = (took.seconds - before_s, before_s) if took.computes else (0.0, took.seconds)
-    cost = Cost(flops, moved, compute_s, memory_s, before_s, took.kind, took.kernel_class)
+    cost = Cost(
+        flops, moved, compute_s, memory_s, before_s, took.kind, took.kernel_class, at_limit=took.at_limit
+    )
     if not moved or took.kind != "memory":
         return cost
-    held_s, missed_s = (memory(hardware, took.kernel_class, moved, held_share=share) for share in (1.0, 0.0))
+    held_s, missed_s = (memory(hardware, took.timed_as, moved, held_share=share) for share in (1.0, 0.0))
     return cost._replace(held_s=held_s, missed_s=missed_s)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.hardware import GPUS_PER_NODE, NETWORK, Hardware
-from harness.kernel_time import CacheRoom, cache_room, collective, memory, product, transfer
+from harness.kernel_time import CacheRoom, PowerLimit, cache_room, collective, memory, product, transfer
 from harness.kernels.cost import accesses, given_results, operator_cost
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import operator_of, script_of, unknown_ops
@@ -32,6 +32,8 @@ class Estimate(NamedTuple):
     accesses: str = ""
     """A letter for each argument in the order of the schema, "|", and one for each result: whether the
     kernels read it (r), write it (w), do both (b), or neither, or only in part (-)."""
+    at_limit: float = 0.0
+    """The share of `seconds` that is of a device at its power limit (harness/kernel_time/power.py)."""
 
 
 class Described:
@@ -57,6 +59,10 @@ class Described:
         """Bytes per second of copies between the device and pinned memory of the host."""
         return 1e9 / transfer(self.hardware, 1e9)
 
+    def power_limit(self) -> PowerLimit:
+        """What follows how far the power limit slows the program down."""
+        return PowerLimit(self.hardware)
+
     def operator(self, name: str, inputs: str, products: str = "") -> Estimate:
         """The estimate of an operator by name, "aten::add.Tensor", or "aten::mm." for the overload without a
         name. `inputs` is a JSON list of its arguments, a tensor as dtype, device, sizes and strides.
@@ -75,6 +81,8 @@ class Described:
             seconds = max(cost.seconds, sum(estimate.seconds for estimate in multiplied))
             return Estimate(seconds, "product", sum(estimate.flops for estimate in multiplied), unknown)
         estimate = Estimate(max(cost.seconds, self.bare_s), cost.kernel_class, cost.flops, unknown)
+        if cost.at_limit:
+            estimate = estimate._replace(at_limit=cost.compute_s / estimate.seconds)
         if not cost.bytes_moved:
             return estimate
         held_s = max(cost.held_s, self.bare_s) if cost.missed_s else 0.0

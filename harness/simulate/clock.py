@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.formula import Times
 from harness.hardware import Hardware
-from harness.kernel_time import KernelKind, range_of, transfer
+from harness.kernel_time import KernelKind, PowerLimit, range_of, transfer
 from harness.kernels import NOTHING, Cost, KernelClass, Step, operator_cost
 from harness.recipe import Recipe
 from harness.snapshot import by_kind_of_module
@@ -20,7 +20,7 @@ Path = tuple[Any, ...]
 """Where a number of a clock is: the name of a field, and the keys within it."""
 _NUMBERS = (
     *("flops", "bytes_moved", "recomputed_flops", "communication_s", "kernels_s", "modules_s", "taken_s"),
-    *("_kinds_s", "_waited", "_host_s", "_done_s", "_link_s", "_arrives_s", "_leaves_s"),
+    *("_kinds_s", "_waited", "_host_s", "_done_s", "_link_s", "_arrives_s", "_leaves_s", "_computing_s"),
 )
 """The fields of a clock that have its moments and counters."""
 
@@ -67,9 +67,14 @@ class SimulatedTime:
         """The moment at which the present phase began."""
         self._kinds_s: dict[str, dict[KernelKind, float]] = defaultdict(lambda: defaultdict(float))
         """By phase and kind of kernel (whose estimates err alike): the time that the device worked."""
+        self._computing_s = 0.0
+        """The time of this step in products that the device's power limit may slow down."""
+        self._power = PowerLimit(hardware)
 
     def begin_step(self) -> None:
         """Set the counters to zero, since they are those of one step."""
+        self._power.after_step(self._computing_s, sum(self.taken_s.values()))
+        self._computing_s = 0.0
         self.flops.clear()
         self.bytes_moved.clear()
         self.recomputed_flops = 0
@@ -132,7 +137,10 @@ class SimulatedTime:
         a benchmark that repeats it."""
         if cost is NOTHING:
             return
-        flops, moved, compute_s, memory_s, before_s, kind, kernel_class, held_s, missed_s = cost
+        flops, moved, compute_s, memory_s, before_s, kind, kernel_class, held_s, missed_s, at_limit = cost
+        if at_limit:
+            compute_s *= self._power.factor
+            self._computing_s += compute_s
         if missed_s and held_share is not None:
             memory_s = missed_s - held_share * (missed_s - held_s)
         self._host_s += self._host_op_s

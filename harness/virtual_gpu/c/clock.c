@@ -191,9 +191,18 @@ static __thread Pending* pending;
 
 static __thread char products[512];  // the operator's matrix products, until it is estimated
 
+static double eased = 1;
+static int64_t computed;  // ns, of eased work
+
 static int64_t takes(const Operation* what, double missed_share) {
-  return what->missed_ns ? what->held_ns + missed_share * (what->missed_ns - what->held_ns) : what->took_ns;
+  if (what->missed_ns) return what->held_ns + missed_share * (what->missed_ns - what->held_ns);
+  if (!what->at_limit) return what->took_ns;
+  int64_t slowed = what->took_ns * what->at_limit / 100, takes = slowed * eased;
+  __atomic_fetch_add(&computed, takes, __ATOMIC_RELAXED);
+  return what->took_ns - slowed + takes;
 }
+int64_t virtual_gpu_computed(void) { return __atomic_load_n(&computed, __ATOMIC_RELAXED); }
+void virtual_gpu_ease(double factor) { eased = factor; }
 void virtual_gpu_begin_operator(Operation* what, double missed_share) {
   operator_now = what, launched_now = pending_now = products[0] = 0;
   operator_takes = takes(what, missed_share);

@@ -28,7 +28,8 @@ typedef struct Operation {
   int64_t total_ns;            // the times of these kernels
   int kernels;                 // how many it launched when it was estimated
   short product;               // the number, from 1, of its only product, which takes what the others leave; 0 for none
-  short is_network;            // it is a collective
+  char is_network;             // it is a collective
+  char at_limit;               // the percentage of took_ns that only a device at its power limit takes so long for
   char* name;                  // "aten::mm", "copy to the device"
   char* description;           // with shapes and dtypes, from which the time is estimated
   const char* its_class;       // the class of its kernels: "product", "norm"; NULL until it was estimated
@@ -75,6 +76,9 @@ Results virtual_gpu_results(const Touch* touches, int count);  // note that thes
 void virtual_gpu_begin_operator(Operation* what, double missed_share);
 int virtual_gpu_end_operator(void);
 void virtual_gpu_place_pending(double missed_share);  // puts the pending kernels on their streams, once the operator is estimated
+// For Python, once a step: ns spent in work that the power limit may slow down, and the factor on it from now on.
+int64_t virtual_gpu_computed(void);
+void virtual_gpu_ease(double factor);
 const char* virtual_gpu_products(void);  // the operator's matrix products, as "bf16 m n k batch;" each
 
 #ifdef __cplusplus

@@ -72,7 +72,7 @@ def _start():
     _C.virtual_gpu_set_cache(*estimates.cache_room)
     _C.virtual_gpu_start_clock(direct, LAUNCH_NS, bare_ns, estimates.link_bytes_per_s)
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL).virtual_gpu_watch_operators(of_operator)
-    Times(estimates.hardware).watch()
+    Times(estimates.hardware, estimates.power_limit()).watch()
 
 
 def _estimates():
@@ -110,6 +110,7 @@ def _guarded(function):
         if estimate.accesses:
             held_ns, missed_ns = round(estimate.held_s * 1e9), round(estimate.missed_s * 1e9)
             _C.virtual_gpu_cached(what, held_ns, missed_ns, estimate.accesses.encode())
+        what.contents.at_limit = round(estimate.at_limit * 100)
         _C.virtual_gpu_estimated(what, took_ns, its_class, estimate.flops, estimate.is_unknown)
 
     return call

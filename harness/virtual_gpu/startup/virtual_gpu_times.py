@@ -37,7 +37,8 @@ class Operation(ctypes.Structure):
         ("total_ns", ctypes.c_int64),
         ("kernels", ctypes.c_int),
         ("product", ctypes.c_short),
-        ("is_network", ctypes.c_short),
+        ("is_network", ctypes.c_int8),
+        ("at_limit", ctypes.c_int8),
         ("name", ctypes.c_char_p),
         ("description", ctypes.c_char_p),
         ("its_class", ctypes.c_char_p),
@@ -58,7 +59,9 @@ class _Account(ctypes.Structure):
 
 
 _C.virtual_gpu_device_done.restype = _C.virtual_gpu_now.restype = ctypes.c_int64
-_C.virtual_gpu_waited.restype = ctypes.c_int64
+_C.virtual_gpu_waited.restype = _C.virtual_gpu_computed.restype = ctypes.c_int64
+_C.virtual_gpu_ease.argtypes = [ctypes.c_double]
+_C.virtual_gpu_ease.restype = None
 _C.virtual_gpu_most.restype = ctypes.c_uint64
 _C.virtual_gpu_nth_operation.restype = ctypes.POINTER(Operation)
 
@@ -66,11 +69,13 @@ _C.virtual_gpu_nth_operation.restype = ctypes.POINTER(Operation)
 class Times:
     """The times of one process' steps."""
 
-    def __init__(self, hardware):
-        self.hardware = hardware
+    def __init__(self, hardware, power):
+        self.hardware, self._power = hardware, power
+        _C.virtual_gpu_ease(power.factor)
         self.ends = []
         """The end of each step: (ns when the device had done all its work, its account, tokens so far)."""
         self._optimizer = None
+        self._computed_ns = 0
         self._began_s, self._next_word_s = time.monotonic(), FIRST_WORD_S
 
     def watch(self):
@@ -88,6 +93,12 @@ class Times:
         _C.virtual_gpu_account(device, ctypes.byref(account))
         ended_ns = max(_C.virtual_gpu_device_done(device), _C.virtual_gpu_now())
         parts = account.busy_ns, account.host_ns, account.exposed_ns, account.network_ns
+        if self.ends:
+            self._power.after_step(
+                (_C.virtual_gpu_computed() - self._computed_ns), ended_ns - self.ends[-1][0]
+            )
+            _C.virtual_gpu_ease(self._power.factor)
+        self._computed_ns = _C.virtual_gpu_computed()
         self.ends.append((ended_ns, parts, _tokens()))
         _C.virtual_gpu_end_step()
         ran_s = time.monotonic() - self._began_s
