@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from benchmarks.gpu_programme.recipes import named_config
 from benchmarks.time import kernels, runs
 from benchmarks.time.fit import fit_memory, fit_memory_kernel, least_squares
 from benchmarks.time.fit_devices import fit_blocks
+from benchmarks.time.fit_walks import fit_unaligned, fit_walks
 from benchmarks.time.kernel_rows import device_of, read_rows
 from benchmarks.time.mpt_step import Run, Shape, Step
 from benchmarks.time.step_kernels import step_kernels
@@ -133,10 +135,12 @@ def test_a_step_is_no_faster_than_its_flops_and_slower_with_checkpointing() -> N
     assert far.waits_s > plain.waits_s
 
 
-def test_the_step_by_shape_is_the_simulated_one() -> None:
-    """GPT-2 small differs from MPT 125M in its biases and 111 words: the products take as long."""
+def test_the_step_by_shape_is_the_simulated_one(tmp_path) -> None:
+    """GPT-2 small with MPT's 50,368 words differs from MPT 125M in its biases: the products take as long."""
     device = find_hardware("a100-80gb")
-    fields = {"model": "gpt2-small", "precision": "bf16", "seq_len": 1024, "micro_batch_size": 8}
+    model = tmp_path / "gpt2.json"
+    model.write_text(json.dumps(named_config("gpt2-small") | {"vocab_size": 50368}))
+    fields = {"model": str(model), "precision": "bf16", "seq_len": 1024, "micro_batch_size": 8}
     profile = simulate(check_recipe({**fields, "attention": "sdpa"}, "here"), device)[0]
     simulated: dict[str, float] = {}
     for phase in profile.phases.values():
@@ -149,9 +153,10 @@ def test_the_step_by_shape_is_the_simulated_one() -> None:
 
 
 def test_the_parameters_are_what_the_fit_makes_of_the_files_of_the_repository() -> None:
-    """Of kernels that wait for memory: those of aiconfigurator.csv and of chunk_cat.csv."""
+    """Of kernels that wait for memory: those of aiconfigurator.csv and of chunk_cat.csv, and the H100's."""
     known = document()
-    assert fit_blocks() == known["blocks"]
+    assert fit_blocks() | fit_walks() == known["blocks"]
+    assert fit_unaligned() == known["unaligned"]
     again = fit_memory([], None)
     assert {*again} == {"8.9", "9.0-cuda13", "10.0", "12.0"}
     for architecture, kinds in again.items():
