@@ -9,7 +9,7 @@ import pytest
 from benchmarks import predict
 from benchmarks.gpu_programme.import_results import main
 from benchmarks.gpu_programme.trace_file import load_trace
-from harness.hardware import find_hardware, hardware
+from harness.hardware import Calibration, find_hardware, hardware
 from harness.step_profile.step_profile import StepProfile
 from pages.profiles import __main__ as profiles_readme
 from tests.support.gpu_results import (
@@ -34,7 +34,7 @@ ENTRY = {
     "frames": [{"filename": "/home/me/v/lib/python3.12/site-packages/torch/a.py", "line": 3, "name": "f"}],
 }
 MEASUREMENTS = (
-    ok("memory", rows=[{"bytes": 4.32e12, "s": 1.0}]),  # 0.9 of an H200's 4.8 TB/s
+    ok("host-link", rows=[{"memory": "pinned", "bytes": 31.5077e9, "s": 1.0}]),  # half of 63.015e9
     ok("launch", operator_s=7e-6, context_bytes=600 * 2**20),
     {"name": "cublas", "status": "error", "reason": "x", "traceback": "File /home/me/copy/harness/model.py"},
 )
@@ -111,9 +111,17 @@ def test_the_calibration_is_what_the_estimates_then_read(brought, monkeypatch):
     _, profiles, _ = brought(*everything())
     monkeypatch.setattr(hardware, "profiles_folder", lambda: profiles)
     calibration = find_hardware("h200").calibration
-    assert calibration.memory_fraction == pytest.approx(0.9)
-    assert (calibration.host_op_s, calibration.cuda_context_bytes) == (7e-6, 600 * 2**20)
+    assert calibration.host_link_fraction == pytest.approx(0.5, rel=1e-4)
+    assert calibration.cuda_context_bytes == 600 * 2**20
+    assert calibration.host_op_s == Calibration().host_op_s
     assert calibration.source.startswith("measured on NVIDIA H200 (driver 999.1, torch 2.11.0+cu130)")
+
+
+def test_the_machine_around_the_card_is_calibrated_where_that_is_asked(brought, monkeypatch):
+    _, profiles, _ = brought(*everything(), arguments=("--host",))
+    monkeypatch.setattr(hardware, "profiles_folder", lambda: profiles)
+    calibration = find_hardware("h200").calibration
+    assert (calibration.host_op_s, calibration.cuda_context_bytes) == (7e-6, 600 * 2**20)
 
 
 def test_the_commit_is_filled_in_where_the_machine_had_no_repository(brought):
@@ -187,7 +195,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "a damaged trace": ("traces.json", document("traces", ok("a", trace="AAAA"))),
     "an impossible calibration": (
         "calibrate.json",
-        document("calibrate", ok("memory", rows=[{"bytes": 9e12, "s": 1.0}])),
+        document("calibrate", ok("host-link", rows=[{"memory": "pinned", "bytes": 9e12, "s": 1.0}])),
     ),
 }
 
