@@ -83,8 +83,8 @@ def read_results(folder: Path, commit: str | None = None) -> dict[str, dict[str,
 def files_of(
     documents: Mapping[str, Mapping[str, Any]], profiles: Path, traces: Path, *, of_host: bool = False
 ) -> Imported:
-    """The files that `documents` become. With `of_host` the calibration has what belongs to the machine around
-    the card too. Raises InputError for a damaged profile, trace or calibration."""
+    """The files that `documents` become. With `of_host` the calibration has what belongs to the machine
+    around the card too. Raises InputError for a damaged profile, trace or calibration."""
     files: dict[Path, bytes] = {}
     notes: list[str] = []
     for part, document in documents.items():
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--host",
         action="store_true",
-        help="what belongs to the machine around the card goes into the calibration too: for one's own machine",
+        help="calibrate also what belongs to the machine around the card: for one's own machine",
     )
     parser.add_argument("--profiles", type=Path, default=profiles_folder())
     parser.add_argument("--traces", type=Path, default=root / "tests" / "recordings" / "traces")

@@ -26,7 +26,7 @@ class DriverAddresses:
     def take(self, size_bytes: int) -> int:
         """The address of a new range of so many bytes."""
         pages = -(-size_bytes // kPage) * kPage
-        for index, (address, room) in enumerate(self._left):
+        for index, (_, room) in enumerate(self._left):
             if room >= pages:
                 del self._left[index]
                 break

@@ -50,9 +50,7 @@ def lines(allocator: Allocator) -> list[list[Any]]:
     return made
 
 
-def perform(
-    case: dict[str, Any], settings: Settings, new_address: Callable[[int], int]
-) -> dict[str, Any]:
+def perform(case: dict[str, Any], settings: Settings, new_address: Callable[[int], int]) -> dict[str, Any]:
     """Do a case's operations with the model and write down the same things as record.py."""
     trace: list[Any] = []
     stats: list[Any] = []
