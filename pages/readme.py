@@ -162,7 +162,7 @@ def hardware_sentence(measured: list[Row], emulated: list[Row]) -> str:
         "[On an H100](docs/answers.md#who-checks-the-simulation) the simulation has PyTorch's own counters "
         f"of {on_card} full-size recipes to the byte, reserved memory too, and of {on_virtual} on a virtual "
         f"GPU ([our results](profiles/README.md)). Simulated steps take {median(times):.2f} of the measured "
-        "time in the median; they compare recipes well.\n"
+        "time in the median: that machine's host is slower than they assume.\n"
     )
 
 
