@@ -265,7 +265,8 @@ def sanitised_trace(text: Any, where: str) -> bytes:
 def _calibration(document: Mapping[str, Any], of_host: bool) -> bytes:
     device, versions = document["device"], document["provenance"].get("versions") or {}
     source = (
-        f"measured on {device['name']} (driver {device.get('driver')}, torch {versions.get('torch')}), "
+        "kernels as published measurements have them, context and host link as measured on "
+        f"{device['name']} (driver {device.get('driver')}, torch {versions.get('torch')}), "
         f"{document.get('started')}: programme/calibrate.json"
     )
     try:
