@@ -89,7 +89,7 @@ def hardware_here(context: Context) -> Hardware:
     if not measured.exists():
         return hardware
     results = json.loads(measured.read_bytes())["results"]
-    fields = calibration_of(results, name, f"measured on this {name}")
+    fields = calibration_of(results, name, f"measured on this {name}", of_host=True)
     return replace(hardware, calibration=Calibration(**fields))
 
 

@@ -115,7 +115,7 @@ def memory_rows(profile: StepProfile) -> list[tuple[str, ...]]:
         ("allocated, at its peak", memory.peak_allocated_bytes),
         ("reserved, at its peak", memory.peak_reserved_bytes),
         ("reserved minus allocated", memory.fragmentation_bytes),
-        ("CUDA context, a guess until it is calibrated", memory.cuda_context_bytes),
+        ("CUDA context, as measured on an H100", memory.cuda_context_bytes),
         ("process, as nvidia-smi would show it", memory.process_bytes),
         ("memory of the device", profile.hardware.memory_bytes),
         ("peak of setup", memory.setup_peak_allocated_bytes),

@@ -9,8 +9,10 @@ import json
 import sys
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any
 
+from harness.hardware import Calibration
 from harness.report.table import markdown_table
 from harness.step_profile.memory import CATEGORIES
 from harness.step_profile.step_profile import PHASES, StepProfile
@@ -26,6 +28,8 @@ PUBLISHED = ROOT / "profiles" / "published" / "results.json"
 NAPKIN_ERROR = ROOT / "profiles" / "napkin_error.json"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "answers.md", ROOT / "docs" / "output.md")
 EMULATED = ROOT / "profiles" / "emulated-h200"
+H100 = ROOT / "profiles" / "h100"
+PEAKS = ("peak allocated", "peak reserved")
 BEGIN, END = "<!-- {}: written by pages/readme.py -->\n", "<!-- end of {} -->\n"
 SHOWN = {
     "litgpt-res/phi-1.5/lora/None/mb4": "phi-1.5, LoRA, 4 x 1044 tokens",
@@ -46,6 +50,14 @@ ON_A_VIRTUAL_GPU = {
     "llama-3.1-70b-qlora": "Llama-3.1-70B, QLoRA, 1 x 2048 tokens",
 }
 """Recipes of the virtual GPU that the guide shows."""
+ON_AN_H100 = {
+    "llama-3.1-8b-full-bf16": "Llama-3.1-8B, every weight, bf16",
+    "llama-3.1-8b-lora": "Llama-3.1-8B, LoRA, 1 x 2048 tokens",
+    "llama-3.1-8b-qlora": "Llama-3.1-8B, QLoRA, 1 x 2048 tokens",
+    "gemma-2-2b-lora": "Gemma-2-2B, LoRA, 1 x 2048 tokens",
+    "mistral-7b-qlora": "Mistral-7B, QLoRA, 1 x 2048 tokens, 4 micro batches",
+}
+"""The same of the H100 that was measured."""
 
 
 def table(profile: StepProfile) -> str:
@@ -86,39 +98,92 @@ def published_table(rows: list[dict[str, Any]]) -> str:
     return markdown_table(columns, lines, range(1, len(columns)))
 
 
-def emulated_table(rows: list[Row]) -> str:
-    """Markdown: peaks of PyTorch's own allocator beside both answers, and the errors over all of them."""
+def peaks_table(title: str, rows: list[Row], shown: dict[str, str]) -> str:
+    """Markdown: peaks that ran, measured or emulated, beside both answers, and the errors over all rows."""
+    ran = rows[0].ran.source
     columns = (
         ("napkin", "allocated"),
         ("simulated", "allocated"),
-        ("emulated", "allocated"),
+        (ran, "allocated"),
         ("simulated", "reserved"),
-        ("emulated", "reserved"),
+        (ran, "reserved"),
     )
     titles = [f"{'PyTorch' if source == 'emulated' else source}, {what}" for source, what in columns]
-    lines: list[tuple[str, ...]] = []
     by_name = {row.name: row for row in rows}
-    for name, shown in ON_A_VIRTUAL_GPU.items():
-        cells = [_emulated(by_name[name], source, what) for source, what in columns]
-        lines.append((shown, *cells))
-    errors = [_errors(rows, source, what) for source, what in columns]
+    lines: list[tuple[str, ...]] = [
+        (words, *(_peak(by_name[name], source, what) for source, what in columns))
+        for name, words in shown.items()
+    ]
+    errors = [_errors(rows, source, f"peak {what}") for source, what in columns]
     exact = [f"**{of.count(0)}** of {len(of)}" if of else "" for of in errors]
+    middle = [f"**{median(map(abs, of)):.2%}**" if of else "" for of in errors]
     largest = [f"**{max(map(abs, of)):.2%}**" if of else "" for of in errors]
-    lines += [("**exact to the byte**", *exact), ("**largest error**", *largest)]
-    return markdown_table(("H200, peak", *titles), lines, range(1, 1 + len(titles)))
+    lines += [
+        ("**exact to the byte**", *exact),
+        ("**median error**", *middle),
+        ("**largest error**", *largest),
+    ]
+    return markdown_table((title, *titles), lines, range(1, 1 + len(titles)))
 
 
-def _emulated(row: Row, source: str, what: str) -> str:
-    (off,) = _errors([row], source, what) or [None]
+def on_hardware(folder: Path, rows: list[Row]) -> str:
+    """Markdown: what a process takes and how long a step does, and where the time that is missing goes."""
+    process = [abs(off) for off in _errors(rows, "simulated", "process")]
+    times = [1 + off for off in _errors(rows, "simulated", "step time")]
+    kernels = json.loads((folder / "kernels.json").read_bytes())["all"]
+    profiled, calibrated = (_done(folder, part) for part in ("profile", "calibrate"))
+    steps_ms = sum(step["step_s"] for step in profiled.values()) * 1e3
+    operator_us, assumed_us = calibrated["launch"]["operator_s"] * 1e6, Calibration().host_op_s * 1e6
+    text = (
+        f"What NVML counts for the process is off by {median(process):.2%} in the median and by "
+        f"{max(process):.2%} at most, with the CUDA context that another run on that machine had. "
+        f"Simulated steps take {median(times):.2f} of the measured time in the median, {min(times):.2f} at "
+        f"least and {max(times):.2f} at most. Most of what is missing is not in the kernels: those of "
+        f"{len(profiled)} steps take {kernels['measured_ms']:,.0f} ms and are estimated at "
+        f"{kernels['estimated_ms']:,.0f} ms (`profiles/{folder.name}/kernels.json`), while the steps take "
+        f"{steps_ms:,.0f} ms: in between the GPU waits for its host. That machine takes {operator_us:.0f} us "
+        f"for an operator (`profiles/{folder.name}/programme/calibrate.json`), and estimates take "
+        f"{assumed_us:.0f} us unless they are told another number."
+    )
+    return fill(text, 118, break_long_words=False) + "\n"
+
+
+def _done(folder: Path, part: str) -> dict[str, Any]:
+    """The results of a part of the hardware programme, by name, of the pieces that ran."""
+    document = json.loads((folder / "programme" / f"{part}.json").read_bytes())
+    return {each["name"]: each["result"] for each in document["results"] if each["status"] == "ok"}
+
+
+def hardware_sentence(measured: list[Row], emulated: list[Row]) -> str:
+    """Of how many recipes the simulation has allocated and reserved memory to the byte; and its times."""
+    on_card, on_virtual = map(_exact_ones, (measured, emulated))
+    times = [1 + off for off in _errors(measured, "simulated", "step time")]
+    return (
+        "[On an H100](docs/answers.md#who-checks-the-simulation) the simulation has PyTorch's own counters "
+        f"of {on_card} full-size recipes to the byte, reserved memory too, and of {on_virtual} on a virtual "
+        f"GPU ([our results](profiles/README.md)). Simulated steps take {median(times):.2f} of the measured "
+        "time in the median: that machine's host is slower than they assume.\n"
+    )
+
+
+def _exact_ones(rows: list[Row]) -> str:
+    """How many are exact, of those that did not run out of memory."""
+    offs = [[off for what in PEAKS for off in _errors([row], "simulated", what)] for row in rows]
+    known = [each for each in offs if each]
+    return f"{sum(not any(each) for each in known)} of {len(known)}"
+
+
+def _peak(row: Row, source: str, what: str) -> str:
+    (off,) = _errors([row], source, f"peak {what}") or [None]
     error_shown = "" if off is None else " (exact)" if off == 0 else f" ({off:+.2%})"
     return f"{in_gib(int(row.value(source, f'peak {what}') or 0))}{error_shown}"
 
 
 def _errors(rows: list[Row], source: str, what: str) -> list[float]:
     """Of the predictions; PyTorch's own numbers have none."""
-    if source == "emulated":
+    if source in ("emulated", "measured"):
         return []
-    return [ratio - 1 for row in rows if (ratio := row.ratio(source, f"peak {what}")) is not None]
+    return [ratio - 1 for row in rows if (ratio := row.ratio(source, what)) is not None]
 
 
 def _answer(row: dict[str, Any], answer: str) -> str:
@@ -130,7 +195,7 @@ def written(profile: StepProfile, rows: list[dict[str, Any]], emulated: list[Row
     """Every part that is written, by the name in its markers."""
     return {
         "published": published_table(rows),
-        "emulated": emulated_table(emulated),
+        "emulated": peaks_table("H200, peak", emulated, ON_A_VIRTUAL_GPU),
         "smoke": table(profile),
         "cover": sentences(),
     }
@@ -180,6 +245,10 @@ def committed_parts() -> dict[str, str]:
     """The parts as the committed results have them."""
     rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
     parts = written(StepProfile.read(PROFILE), rows, read_rows(EMULATED))
+    measured = read_rows(H100)
+    peaks = peaks_table("H100, peak", measured, ON_AN_H100)
+    parts["measured"] = f"{peaks}\n{on_hardware(H100, measured)}"
+    parts["hardware"] = hardware_sentence(measured, read_rows(EMULATED))
     return parts | {"napkin": napkin_error(json.loads(NAPKIN_ERROR.read_text(encoding="utf-8")))}
 
 

@@ -1,7 +1,7 @@
 """Part "calibrate": what real kernels reach of the datasheet, and what the libraries take for themselves.
 
-The measurements are kept as they are; `calibration_of` condenses them into
-harness.hardware.hardware.Calibration.
+The measurements are kept as they are; `calibration_of` takes from them what
+harness.hardware.hardware.Calibration needs and harness/kernel_time does not estimate.
 """
 
 import platform
@@ -130,39 +130,30 @@ def cublas(context: Context) -> Result:
     return {"allocated_bytes": found, "workspace_bytes": max(found.values())}
 
 
-def calibration_of(results: Iterable[Mapping[str, Any]], table_name: str, source: str) -> dict[str, Any]:
+def calibration_of(
+    results: Iterable[Mapping[str, Any]], table_name: str, source: str, *, of_host: bool
+) -> dict[str, Any]:
     """The fields of harness.hardware.Calibration that this part's `results` give for a device of the table.
 
-    A fraction is total work over total time, over the datasheet's rate. Causal attention does about half
-    of the FLOPs that are counted for it, so its fraction can come out above 1; it is 1 then. What was not
-    measured is left out.
+    The rates of products, attention and memory are not among them: harness/kernel_time estimates a kernel by
+    its shape, and `harness calibrate --trace` adjusts that to a device. Neither are cuBLAS workspaces:
+    PyTorch's default is what the hardware had, to the byte. `of_host` adds what belongs to the machine around
+    the card: seconds that it takes for an operator, and bytes per second that its optimizer reaches. What was
+    not measured is left out.
     """
     hardware = find_hardware(table_name)
-    dtype = "bf16" if hardware.supports("bf16") else "fp16"
     done = {result["name"]: result["result"] for result in results if result["status"] == "ok"}
     fields: dict[str, Any] = {"source": source}
-    if "matmul" in done:
-        rows = [row for row in done["matmul"]["rows"] if row["class"].startswith("block")]
-        for name, field in ((dtype, "matmul_fraction"), ("fp32", "fp32_matmul_fraction")):
-            rate = _rate((row for row in rows if row["dtype"] == name), "flops")
-            fields[field] = rate / hardware.peak_flops(name)
-    if "attention" in done:
-        fraction = _rate(done["attention"]["rows"], "flops") / hardware.peak_flops(dtype)
-        fields["attention_fraction"] = min(1.0, fraction)
-    if "memory" in done:
-        fields["memory_fraction"] = _rate(done["memory"]["rows"], "bytes") / hardware.memory_bandwidth
     if "host-link" in done:
         rows = [row for row in done["host-link"]["rows"] if row["memory"] == "pinned"]
         fields["host_link_fraction"] = _rate(rows, "bytes") / hardware.datasheet.host_link.value
-    if "host-optimizer" in done:
+    if "launch" in done and done["launch"]["context_bytes"] is not None:
+        fields["cuda_context_bytes"] = done["launch"]["context_bytes"]
+    if of_host and "launch" in done:
+        fields["host_op_s"] = done["launch"]["operator_s"]
+    if of_host and "host-optimizer" in done:
         rows = [row for row in done["host-optimizer"]["rows"] if row["dtype"] == "bf16"]
         fields["host_memory_bandwidth"] = _rate(rows, "bytes")
-    if "launch" in done:
-        fields["host_op_s"] = done["launch"]["operator_s"]
-        if done["launch"]["context_bytes"] is not None:
-            fields["cuda_context_bytes"] = done["launch"]["context_bytes"]
-    if "cublas" in done:
-        fields["cublas_workspace_bytes"] = done["cublas"]["workspace_bytes"]
     return fields
 
 

@@ -3,7 +3,8 @@
 `python -m benchmarks.gpu_programme.import_results DIR` writes
 
     validate, predict   profiles/<device>/<recipe>.<source>.json
-    calibrate           profiles/<device>/calibration.json, for a device of the hardware table
+    calibrate           profiles/<device>/calibration.json, for a device of the hardware table: what is so of
+                        any such card, and with --host what belongs to the machine around it
     traces              tests/recordings/traces/<name>.json.gz, from a GPU only
     every part          profiles/<device>/programme/<part>.json: what ran, what was skipped, what failed
 
@@ -79,8 +80,11 @@ def read_results(folder: Path, commit: str | None = None) -> dict[str, dict[str,
     return documents
 
 
-def files_of(documents: Mapping[str, Mapping[str, Any]], profiles: Path, traces: Path) -> Imported:
-    """The files that `documents` become. Raises InputError for a damaged profile, trace or calibration."""
+def files_of(
+    documents: Mapping[str, Mapping[str, Any]], profiles: Path, traces: Path, *, of_host: bool = False
+) -> Imported:
+    """The files that `documents` become. With `of_host` the calibration has what belongs to the machine
+    around the card too. Raises InputError for a damaged profile, trace or calibration."""
     files: dict[Path, bytes] = {}
     notes: list[str] = []
     for part, document in documents.items():
@@ -106,7 +110,7 @@ def files_of(documents: Mapping[str, Mapping[str, Any]], profiles: Path, traces:
             notes.append("traces: left out, those of a CPU say nothing about the CUDA allocator")
         if part == "calibrate" and emulated is None:
             if device.get("table_name") in hardware_names():
-                files[folder / "calibration.json"] = _calibration(document)
+                files[folder / "calibration.json"] = _calibration(document, of_host)
             else:
                 notes.append(f"calibrate: {device['name']} is not in the hardware table, so nothing reads it")
         if emulated is None:  # the rest of what an emulated programme says is about time
@@ -161,11 +165,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "folder", type=Path, metavar="DIR", help="what benchmarks.gpu_programme wrote to --out"
     )
     parser.add_argument("--commit", help="the commit that ran, where the machine had no repository")
+    parser.add_argument(
+        "--host",
+        action="store_true",
+        help="calibrate also what belongs to the machine around the card: for one's own machine",
+    )
     parser.add_argument("--profiles", type=Path, default=profiles_folder())
     parser.add_argument("--traces", type=Path, default=root / "tests" / "recordings" / "traces")
     options = parser.parse_args(arguments)
     try:
-        imported = files_of(read_results(options.folder, options.commit), options.profiles, options.traces)
+        documents = read_results(options.folder, options.commit)
+        imported = files_of(documents, options.profiles, options.traces, of_host=options.host)
         for path, content in imported.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
@@ -252,14 +262,15 @@ def sanitised_trace(text: Any, where: str) -> bytes:
     )
 
 
-def _calibration(document: Mapping[str, Any]) -> bytes:
+def _calibration(document: Mapping[str, Any], of_host: bool) -> bytes:
     device, versions = document["device"], document["provenance"].get("versions") or {}
     source = (
-        f"measured on {device['name']} (driver {device.get('driver')}, torch {versions.get('torch')}), "
+        "kernels as published measurements have them, context and host link as measured on "
+        f"{device['name']} (driver {device.get('driver')}, torch {versions.get('torch')}), "
         f"{document.get('started')}: programme/calibrate.json"
     )
     try:
-        fields = calibration_of(document["results"], device["table_name"], source)
+        fields = calibration_of(document["results"], device["table_name"], source, of_host=of_host)
         Calibration.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]

@@ -1,4 +1,6 @@
-"""Every kernel of a step on a real GPU beside its estimate: `python -m benchmarks.time.on_hardware MEASURED ESTIMATED`.
+"""Every kernel of a step on a real GPU beside its estimate.
+
+    python -m benchmarks.time.on_hardware MEASURED ESTIMATED
 
 Both folders hold traces of torch.profiler by recipe, as `python -m benchmarks.gpu_programme --part profile`
 writes them: MEASURED on the GPU, ESTIMATED by the same command with the same libraries under

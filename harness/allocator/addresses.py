@@ -26,8 +26,9 @@ class DriverAddresses:
     def take(self, size_bytes: int) -> int:
         """The address of a new range of so many bytes."""
         pages = -(-size_bytes // kPage) * kPage
-        for index, (address, room) in enumerate(self._left):
+        for index, (lowest, room) in enumerate(self._left):
             if room >= pages:
+                address = lowest
                 del self._left[index]
                 break
         else:

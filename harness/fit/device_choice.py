@@ -85,9 +85,10 @@ def _without_what_stays(recipe: Recipe, kinds: list[Simulations]) -> Iterator[Of
     """Of all devices of a kind that nobody has simulated yet, where weights, gradients and optimizer states,
     which are the same on every kind, do not fit the largest."""
     with suppress(InputError):
-        kept = kinds[0].kept_bytes(recipe) if kinds else 0
-        reason = f"{kept / GIB:.1f} GiB stay on the device from step to step"
+        bare = kinds[0].kept_bytes(recipe) - _context_bytes(kinds[0]) if kinds else 0
         for kind in kinds:
+            kept = bare + _context_bytes(kind)
+            reason = f"{kept / GIB:.1f} GiB stay on the device from step to step"
             if kept - WORKSPACES_BYTES > _largest(kind.devices) and not kind.knows(recipe):
                 yield from (without_the_step(device, reason, kept) for device in kind.devices)
 
@@ -96,11 +97,16 @@ def _far_too_small(recipe: Recipe, kinds: list[Simulations]) -> Iterator[Offer]:
     """The same where the largest is far too small for what the step needs on another kind."""
     known = [kind for kind in kinds if kind.knows(recipe)]
     profiles = [kind.with_plenty(recipe) for kind in known]
-    needed = min((profile.memory.process_bytes or 0 for profile in profiles), default=0)
-    reason = f"needs about {needed / GIB:.1f} GiB"
-    for kind in kinds:
+    reserved = min((profile.memory.peak_reserved_bytes or 0 for profile in profiles), default=0)
+    for kind in kinds if reserved else ():
+        needed = reserved + _context_bytes(kind)
+        reason = f"needs about {needed / GIB:.1f} GiB"
         if kind not in known and needed * (1 - KINDS_APART) > _largest(kind.devices):
             yield from (without_the_step(device, reason, needed) for device in kind.devices)
+
+
+def _context_bytes(kind: Simulations) -> int:
+    return kind.hardware.calibration.cuda_context_bytes
 
 
 def _largest(alike: list[Hardware]) -> int:

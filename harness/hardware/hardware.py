@@ -99,19 +99,21 @@ class Calibration(BaseModel):
     """The fraction of the boost clock that long products keep at the power limit; null: what was seen on
     other devices of the architecture."""
     host_link_fraction: Achieved = 0.8
-    """The fraction of the host link's rate that copies of pinned memory reach. A guess: about 25 of PCIe
-    4.0's 31.5 GB/s."""
+    """The fraction of the host link's rate that copies of pinned memory reach. A guess, where it was not
+    measured: about 25 of PCIe 4.0's 31.5 GB/s. An H100's reach more (profiles/h100/calibration.json)."""
     host_memory_bandwidth: Annotated[float, Field(gt=0)] = 50e9
     """Bytes per second that AdamW reaches when it steps 16-bit weights in host memory. A guess."""
     host_op_s: Annotated[float, Field(gt=0)] = 12e-6
     """Seconds that the host takes for one operator in eager mode, Python and autograd included. Measured over
     a LoRA step of Llama-3.2-1B on a Xeon with a virtual GPU, whose driver takes no time
-    (profiles/published/host.json; `python -m benchmarks.gpu_programme --part calibrate --only launch`)."""
+    (profiles/published/host.json; `python -m benchmarks.gpu_programme --part calibrate --only launch`). It
+    belongs to a machine, not to its card: that of the H100 in profiles/h100 takes more than twice as long."""
     cublas_workspace_bytes: Annotated[int, Field(ge=0)] | None = None
     """Bytes of all cuBLAS workspaces together; null: PyTorch's default for the architecture."""
     cuda_context_bytes: Annotated[int, Field(ge=0)] = 500 * MIB
-    """Bytes that NVML counts for a process beyond PyTorch's reserved memory. People report 300 to 700 MiB,
-    depending on GPU and driver (github.com/pytorch/pytorch/issues/107667, 20532, 37250)."""
+    """Bytes that NVML counts for a process beyond PyTorch's reserved memory. A guess, where it was not
+    measured as on an H100 (profiles/h100/calibration.json): people report 300 to 700 MiB, depending on GPU
+    and driver (github.com/pytorch/pytorch/issues/107667, 20532, 37250)."""
 
 
 @dataclass(frozen=True)

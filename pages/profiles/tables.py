@@ -1,11 +1,13 @@
 """The tables of profiles/README.md that come from profiles/<device>/programme/."""
 
 import json
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_programme.peers import ratios
+from harness.hardware import Calibration
 from harness.report.table import markdown_table
 from harness.step_profile.step_profile import StepProfile
 
@@ -13,7 +15,11 @@ GIB = 2**30
 
 
 def programme_sections(folder: Path) -> Iterator[str]:
-    """Calibration, overhead, peers, cases, out of memory, and what was not run; those there are."""
+    """Kernels, calibration, the machine around the card, overhead, peers, cases, out of memory, and what was
+    not run; those there are."""
+    kernels = folder / "kernels.json"
+    if kernels.exists():
+        yield section("Kernels of a step", _kernels(json.loads(kernels.read_bytes())))
     calibration = folder / "calibration.json"
     if calibration.exists():
         fields = json.loads(calibration.read_bytes())
@@ -22,14 +28,15 @@ def programme_sections(folder: Path) -> Iterator[str]:
         path.stem: json.loads(path.read_bytes()) for path in sorted((folder / "programme").glob("*.json"))
     }
     tables = {
+        "calibrate": ("The machine around the card", _host),
         "overhead": ("The harness over a bare loop", _overhead),
         "peers": ("The harness over its peers", _peers),
         "cases": ("One field at a time", _cases),
         "oom": ("Out of memory", _out_of_memory),
     }
     for part, (title, made) in tables.items():
-        if part in programme:
-            yield section(title, made(programme[part]["results"]))
+        if part in programme and (text := made(programme[part]["results"])):
+            yield section(title, text)
     left_out = [
         f"{part}, {result['name']}: {result['status']}{_because(result)}"
         for part, document in programme.items()
@@ -85,6 +92,46 @@ def _because(result: Mapping[str, Any]) -> str:
     return f", {result['reason']}" if result.get("reason") else ""
 
 
+def _kernels(document: Mapping[str, Any]) -> str:
+    """What benchmarks.time.on_hardware wrote: of each recipe, and of each kind of kernel."""
+    groups = {**document["recipes"], **document["kinds"], "all": document["all"]}
+    body = [
+        (
+            name,
+            f"{found['operators']:,}",
+            f"{found['measured_ms']:,.1f}",
+            f"{found['estimated_ms']:,.1f}",
+            ratio(_over(found["estimated_ms"], found["measured_ms"])),
+            percent(found["median_error"]),
+        )
+        for name, found in groups.items()
+    ]
+    head = ("recipe or kind", "operators", "measured, ms", "estimated, ms", "ratio", "median error")
+    return (
+        "Operators that torch.profiler saw launch kernels, each beside its estimate, one step of a recipe: "
+        "`python -m benchmarks.time.on_hardware`. The median error is of operators that take 10 us or "
+        "more.\n\n"
+        f"{table(head, body)}"
+    )
+
+
+def _host(results: Iterable[Mapping[str, Any]]) -> str:
+    """What a calibration has only for the machine that was measured; empty where it was not measured."""
+    done = {result["name"]: result["result"] for result in results if result["status"] == "ok"}
+    if "launch" not in done:
+        return ""
+    launch = done["launch"]
+    measured_us, assumed_us = launch["operator_s"] * 1e6, Calibration().host_op_s * 1e6
+    otherwise = "unless a calibration says otherwise"
+    return bullets(
+        [
+            f"processor: {launch['processor']}",
+            f"an operator in a step: {measured_us:.1f} us; estimates take {assumed_us:.0f} us, {otherwise}",
+            f"an operator alone: {launch['alone_s'] * 1e6:.1f} us",
+        ]
+    )
+
+
 def _overhead(results: Iterable[Mapping[str, Any]]) -> str:
     rows = [result["result"] for result in results if result["status"] == "ok"]
     body = [
@@ -94,21 +141,36 @@ def _overhead(results: Iterable[Mapping[str, Any]]) -> str:
             ms(row["harness_median_s"]),
             ms(row["bare_median_s"]),
             ratio(row["ratio"]),
+            f"{ratio(row.get('ratio_low'))} to {ratio(row.get('ratio_high'))}",
             ratio(row["bar"]),
         )
         for row in rows
     ]
-    return table(("recipe", "recording", "harness, ms", "bare loop, ms", "ratio", "bar"), body)
+    return table(
+        ("recipe", "recording", "harness, ms", "bare loop, ms", "ratio", "95 % interval", "bar"), body
+    )
 
 
-def _peers(results: Iterable[Mapping[str, Any]]) -> str:
+def _peers(results: Sequence[Mapping[str, Any]]) -> str:
     quantities = ("step_time", "peak_allocated", "peak_reserved")
     body = [
         (row["recipe"], row["contender"], *(ratio(row[name]) for name in quantities))
         for row in ratios(results)
     ]
     head = ("recipe", "against", "step time", "peak allocated", "peak reserved")
-    return f"Below 1 the harness needs less.\n\n{table(head, body)}"
+    return f"Below 1 the harness needs less.{_spread(results)}\n\n{table(head, body)}"
+
+
+def _spread(results: Sequence[Mapping[str, Any]]) -> str:
+    """How far steps of one run are apart; empty where they are not known one by one."""
+    runs = [result["result"]["step_s"] for result in results if "step_s" in result.get("result", {})]
+    slowest = [max(seconds) / statistics.median(seconds) - 1 for seconds in runs]
+    if not slowest:
+        return ""
+    return (
+        f" The machine's steps vary within a run: the slowest takes {statistics.median(slowest):.0%} longer "
+        f"than the median step in the median of {len(slowest)} runs, and {max(slowest):.0%} longer at most."
+    )
 
 
 def _cases(results: Iterable[Mapping[str, Any]]) -> str:

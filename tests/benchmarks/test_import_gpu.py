@@ -9,7 +9,7 @@ import pytest
 from benchmarks import predict
 from benchmarks.gpu_programme.import_results import main
 from benchmarks.gpu_programme.trace_file import load_trace
-from harness.hardware import find_hardware, hardware
+from harness.hardware import Calibration, find_hardware, hardware
 from harness.step_profile.step_profile import StepProfile
 from pages.profiles import __main__ as profiles_readme
 from tests.support.gpu_results import (
@@ -34,7 +34,7 @@ ENTRY = {
     "frames": [{"filename": "/home/me/v/lib/python3.12/site-packages/torch/a.py", "line": 3, "name": "f"}],
 }
 MEASUREMENTS = (
-    ok("memory", rows=[{"bytes": 4.32e12, "s": 1.0}]),  # 0.9 of an H200's 4.8 TB/s
+    ok("host-link", rows=[{"memory": "pinned", "bytes": 31.5077e9, "s": 1.0}]),  # half of 63.015e9
     ok("launch", operator_s=7e-6, context_bytes=600 * 2**20),
     {"name": "cublas", "status": "error", "reason": "x", "traceback": "File /home/me/copy/harness/model.py"},
 )
@@ -111,9 +111,17 @@ def test_the_calibration_is_what_the_estimates_then_read(brought, monkeypatch):
     _, profiles, _ = brought(*everything())
     monkeypatch.setattr(hardware, "profiles_folder", lambda: profiles)
     calibration = find_hardware("h200").calibration
-    assert calibration.memory_fraction == pytest.approx(0.9)
+    assert calibration.host_link_fraction == pytest.approx(0.5, rel=1e-4)
+    assert calibration.cuda_context_bytes == 600 * 2**20
+    assert calibration.host_op_s == Calibration().host_op_s
+    assert "as measured on NVIDIA H200 (driver 999.1, torch 2.11.0+cu130)" in calibration.source
+
+
+def test_the_machine_around_the_card_is_calibrated_where_that_is_asked(brought, monkeypatch):
+    _, profiles, _ = brought(*everything(), arguments=("--host",))
+    monkeypatch.setattr(hardware, "profiles_folder", lambda: profiles)
+    calibration = find_hardware("h200").calibration
     assert (calibration.host_op_s, calibration.cuda_context_bytes) == (7e-6, 600 * 2**20)
-    assert calibration.source.startswith("measured on NVIDIA H200 (driver 999.1, torch 2.11.0+cu130)")
 
 
 def test_the_commit_is_filled_in_where_the_machine_had_no_repository(brought):
@@ -187,7 +195,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "a damaged trace": ("traces.json", document("traces", ok("a", trace="AAAA"))),
     "an impossible calibration": (
         "calibrate.json",
-        document("calibrate", ok("memory", rows=[{"bytes": 9e12, "s": 1.0}])),
+        document("calibrate", ok("host-link", rows=[{"memory": "pinned", "bytes": 9e12, "s": 1.0}])),
     ),
 }
 
@@ -283,7 +291,14 @@ def test_the_parts_have_their_tables(profiles):
     parts = [
         document(
             "peers",
-            ok("a.harness.1", recipe="a", contender="harness", median_step_s=0.9, **run),
+            ok(
+                "a.harness.1",
+                recipe="a",
+                contender="harness",
+                median_step_s=0.9,
+                step_s=[0.9, 0.9, 1.17],
+                **run,
+            ),
             ok(
                 "a.trainer.1",
                 recipe="a",
@@ -298,6 +313,7 @@ def test_the_parts_have_their_tables(profiles):
             ok("base", profile=profile("measured", 20.0)),
             ok("batch-2", profile=profile("measured", 24.0, step_s=0.25)),
         ),
+        document("calibrate", ok("launch", processor="Thing", operator_s=29e-6, alone_s=18e-6)),
         document(
             "overhead",
             ok(
@@ -305,7 +321,7 @@ def test_the_parts_have_their_tables(profiles):
                 recipe="a",
                 recording="off",
                 bar=1.01,
-                ratio=1.005,
+                **{"ratio": 1.005, "ratio_low": 0.99, "ratio_high": 1.02},
                 harness_median_s=1.005,
                 bare_median_s=1.0,
             ),
@@ -322,12 +338,18 @@ def test_the_parts_have_their_tables(profiles):
     ]
     for each in parts:
         (programme / f"{each['part']}.json").write_text(json.dumps(each))
+    alike = {"operators": 2, "measured_ms": 4.0, "estimated_ms": 3.0, "median_error": None}
+    kernels = {"recipes": {}, "kinds": {"product": alike}, "all": alike}
+    (profiles / "h200" / "kernels.json").write_text(json.dumps(kernels))
     (profiles / "h200" / "calibration.json").write_text('{"source": "by hand", "matmul_fraction": 0.81234}')
     text = profiles_readme.readme(profiles)
-    assert row(text, "a", 0) == ["a", "off", "1,005.0", "1,000.0", "1.0050", "1.0100"]
+    assert row(text, "a", 0) == ["a", "off", "1,005.0", "1,000.0", "1.0050", "0.9900 to 1.0200", "1.0100"]
     assert row(text, "a", 1) == ["a", "trainer", "0.9000", "1.0000", "0.5000"]
     assert row(text, "batch-2") == ["batch-2", "250.0", "8,192", "2.0000", "24.000", "1.2000", "25.0%"]
     assert row(text, "activations.measured")[1:5] == ["`x y=1`", "3", "forward", "1.000"]
+    assert "the slowest takes 30% longer than the median step in the median of 1 runs" in text
+    assert "- an operator in a step: 29.0 us; estimates take 12 us" in text
+    assert row(text, "product") == ["product", "2", "4.0", "3.0", "0.7500", "-"]
     assert "- matmul_fraction: 0.8123" in text
     assert "- peers, a.sft-trainer.1: skipped, needs trl, not installed here" in text
 

@@ -88,7 +88,7 @@ def test_what_barely_fits_is_too_tight_to_call_and_not_the_cheapest(tmp_path, mo
         offers["l4"], name="rtx-4070-ti-super", overrides="loss=fused_linear", memory_bytes=15 * 2**30
     )
     rows = render_choice("tiny", [offers["h100"], long]).splitlines()[3:5]
-    assert [row[21:26] for row in rows] == ["  0.6", " 15.0"]
+    assert [row[21:26] for row in rows] == ["  0.8", " 15.0"]
     assert "  h100? " in text
     assert "? too tight to call" in text
     assert "the fastest: l4" in text
@@ -146,7 +146,7 @@ def test_a_recipe_is_not_changed_for_a_speed_that_nobody_would_see(small, monkey
     (offer,) = compare_hardware(fast, {}, best=True)
     assert (offer.overrides, offer.micro_batch_size) == ("", 4)
     monkeypatch.setattr(
-        "harness.fit.device_choice.all_hardware", lambda prices: [with_memory(h100, 600 * 2**20)]
+        "harness.fit.device_choice.all_hardware", lambda prices: [with_memory(h100, 858 * 2**20)]
     )
     (offer,) = compare_hardware(fast, {}, best=True)
     assert not offer.fits

@@ -82,7 +82,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
-SMALL = with_memory(H100, 660 * MIB)
+SMALL = with_memory(H100, 918 * MIB)
 
 
 def test_a_search_finds_the_same_and_has_seen_it_with_all_layers(

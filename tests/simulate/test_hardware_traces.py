@@ -20,8 +20,10 @@ OTHERWISE = {
     "1b-flex-attention-lora": "flex attention is simulated as a later PyTorch compiles it",
     "8b-2-layers-flex-attention": "flex attention is simulated as a later PyTorch compiles it",
 }
-USUAL = ["1b-bf16", "1b-lora-dropout", "8b-2-layers-nf4-lora", "1b-fp16-mixed-clipped", "1b-bf16-little-memory",
-         "8b-2-layers-offload-activations", "1b-bf16-expandable-segments", "gpt2-medium"]  # fmt: skip
+USUAL = [
+    *("1b-bf16", "1b-lora-dropout", "8b-2-layers-nf4-lora", "1b-fp16-mixed-clipped", "1b-bf16-little-memory"),
+    *("8b-2-layers-offload-activations", "1b-bf16-expandable-segments", "gpt2-medium"),
+]
 of_each = pytest.mark.parametrize("trace", but_for(set(USUAL), RECORDED), indirect=True)
 
 

@@ -117,4 +117,6 @@ def _timing(memory: Memory) -> Iterator[str]:
     if sizes.recipe.distributed:
         waited = sum(phase.exposed_s for phase in timing.phases.values())
         yield f"  of the step, {waited * 1e3:,.1f} ms wait for other ranks"
-    yield f"  rates: {sizes.hardware.calibration.source}"
+    yield from textwrap.wrap(
+        f"  rates: {sizes.hardware.calibration.source}", 98, subsequent_indent="    ", break_on_hyphens=False
+    )
