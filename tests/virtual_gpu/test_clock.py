@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from harness.hardware import NETWORK, find_hardware
-from harness.kernel_time import attention, collective, memory, product, transfer
+from harness.kernel_time import PowerLimit, attention, collective, memory, product, transfer
 from harness.recipe import load_recipe
 from harness.simulate import simulate
 
 pytestmark = pytest.mark.virtual_gpu
 
 H100 = find_hardware("h100")
-PRODUCT_MS = product(H100, "bf16", 8192, 8192, 8192) * 1e3
+PRODUCT_MS = product(H100, "bf16", 8192, 8192, 8192) * PowerLimit(H100).factor * 1e3
 NANOSECONDS = 1e-5
 """In ms: times are counted in whole nanoseconds, and CUDA gives them as a float."""
 
@@ -185,7 +185,7 @@ def test_what_a_step_takes_is_told_at_the_end(emulate, tmp_path: Path) -> None:
     assert found["flops"] == flops
     assert found["tokens_per_s"] == pytest.approx(2048 / found["step_time_s"])
     assert found["hfu"] == found["mfu"] <= 1
-    products = 11 * product(H100, "bf16", 2048, 4096, 4096)
+    products = 11 * product(H100, "bf16", 2048, 4096, 4096) * PowerLimit(H100).factor
     assert found["kernels_s"]["product"] == pytest.approx(products, rel=0.1)  # of other shapes backward
     assert found["busy_s"] >= found["kernels_s"]["product"]
     assert found["unknown"] == 0
