@@ -15,6 +15,7 @@ from typing import Any, Literal
 from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.kernel_time.estimates import attention, memory, product
+from harness.kernel_time.power import PowerLimit
 from harness.system import is_array, is_object, parse_json, read_whole
 
 MAX_TRACE_BYTES, MAX_TRACE_VALUES = 2**31, 2**28
@@ -64,11 +65,16 @@ class Seen:
     bytes that any other operator moves."""
     causal: bool = True
 
-    def estimate(self, hardware: Hardware) -> float:
-        """Seconds on `hardware`."""
+    @property
+    def at_limit(self) -> bool:
+        """Whether the power limit may slow it down."""
+        return self.kind == "product" and self.dtype != "fp32"
+
+    def estimate(self, hardware: Hardware, eased: float = 1.0) -> float:
+        """Seconds on `hardware`; `eased`: the factor of PowerLimit for the step that the trace is of."""
         if self.kind == "product":
             m, n, k, batch = self.shape
-            return product(hardware, self.dtype, m, n, k, batch)
+            return product(hardware, self.dtype, m, n, k, batch) * (eased if self.at_limit else 1.0)
         if self.kind == "attention":
             kernel, direction, _ = ATTENTION[self.name]
             batch, heads, query, keys, head_dim = self.shape
@@ -84,6 +90,14 @@ class Trace:
     device: str | None
     """The device's name, as the driver has it; None where the trace has none."""
     seen: tuple[Seen, ...]
+    span_s: float = 0.0
+    """From the beginning of the first kernel to the end of the last one."""
+
+    def eased(self, hardware: Hardware) -> float:
+        """The factor of PowerLimit for a device that worked as in this trace."""
+        power = PowerLimit(hardware)
+        power.after_step(sum(seen.seconds for seen in self.seen if seen.at_limit), self.span_s)
+        return power.factor
 
 
 @dataclass(frozen=True)
@@ -124,7 +138,14 @@ def read_trace(path: Path) -> Trace:
     seen = [s for key, seconds in took.items() for s in _seen(operators.get(key), seconds)]
     if not seen:
         raise InputError(f"{path}: no operator has shapes. Record with record_shapes=True.")
-    return Trace(name if isinstance(name, str) else None, tuple(seen))
+    times = [(e["ts"], e["ts"] + e["dur"]) for e in events if is_object(e) and _is_timed_kernel(e)]
+    span_us = max(end for _, end in times) - min(begin for begin, _ in times) if times else 0.0
+    return Trace(name if isinstance(name, str) else None, tuple(seen), span_us * 1e-6)
+
+
+def _is_timed_kernel(event: Mapping[str, Any]) -> bool:
+    numbers = (event.get("ts"), event.get("dur"))
+    return event.get("cat") == "kernel" and all(isinstance(number, int | float) for number in numbers)
 
 
 def _by_id(events: Iterable[Mapping[str, Any]]) -> tuple[dict[Any, float], dict[Any, Mapping[str, Any]]]:
@@ -152,7 +173,7 @@ def _seen(operator: Mapping[str, Any] | None, seconds: float) -> Iterable[Seen]:
     if not is_array(shapes) or not is_array(types):
         return
     shape = _shape(name, shapes, types)
-    if shape is None:
+    if shape is None or (name in ELEMENTWISE and not _alike(given)):
         return
     position = PRODUCTS.get(name, ATTENTION[name][2] if name in ATTENTION else 0)
     dtype = NAMES.get(str(types[position]), "")
@@ -161,6 +182,13 @@ def _seen(operator: Mapping[str, Any] | None, seconds: float) -> Iterable[Seen]:
     elif dtype:
         kind: Kind = "product" if name in PRODUCTS else "attention"
         yield Seen(kind, seconds, name, dtype, shape, _causal(name, given))
+
+
+def _alike(given: Mapping[str, Any]) -> bool:
+    """Whether all tensors of an elementwise operator have one layout and dtype: of others the memory is not
+    what they wait for (harness/kernels/walks.py)."""
+    columns = (given.get(name) or () for name in ("Input Dims", "Input type", "Input Strides"))
+    return len({str(each) for each in zip(*columns, strict=False) if each[0]}) <= 1
 
 
 def _shape(name: str, shapes: Sequence[Any], types: Sequence[Any]) -> tuple[int, ...] | None:
@@ -200,14 +228,15 @@ def adjust(trace: Trace, hardware: Hardware) -> tuple[Hardware, list[Adjusted]]:
     scales = {"product_scale": 1.0, "attention_scale": 1.0, "memory_scale": 1.0}
     plain = {"matmul_fraction": None, "attention_fraction": None, "memory_fraction": None}
     bare = replace(hardware, calibration=calibration.model_copy(update={**scales, **plain}))
+    eased = trace.eased(bare)
     for kind in ("product", "attention", "memory"):
         seen = [s for s in trace.seen if s.kind == kind and (not s.dtype or bare.supports(s.dtype))]
         if len(seen) < FEWEST:
             scales[f"{kind}_scale"] = getattr(calibration, f"{kind}_scale")
             continue
-        scale = median(s.seconds / s.estimate(bare) for s in seen)
-        before = median(abs(s.estimate(hardware) / s.seconds - 1) for s in seen)
-        after = median(abs(scale * s.estimate(bare) / s.seconds - 1) for s in seen)
+        scale = median(s.seconds / s.estimate(bare, eased) for s in seen)
+        before = median(abs(s.estimate(hardware, eased) / s.seconds - 1) for s in seen)
+        after = median(abs(scale * s.estimate(bare, eased) / s.seconds - 1) for s in seen)
         scales[f"{kind}_scale"] = round(scale, 4)
         found.append(Adjusted(kind, len(seen), scale, before, after))
     if not found:
