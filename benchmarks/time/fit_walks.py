@@ -18,6 +18,7 @@ from torch import Tensor
 from benchmarks.time.residuals import residuals
 from harness.hardware.hardware import find_hardware
 from harness.kernel_time import memory
+from harness.kernel_time.estimates import THIN
 from harness.kernels.cost import tensor_bytes
 from harness.kernels.walks import BY_NAME, Walk, walk_of
 from harness.system.locations import profiles_folder
@@ -106,7 +107,30 @@ def fit_walks() -> dict[str, Any]:
         found[walk] = {"bytes_per_s": rate, "count": len(rates), "source": SOURCE}
         if estimated:
             found[walk]["aside"] = residuals([row.seconds for row in aside[walk]], estimated)
-    return found
+    return found | {"thin": _fit_thin()}
+
+
+def _fit_thin() -> dict[str, Any]:
+    """The bytes of its result that one multiprocessor writes a second in a product in fp32 of a small inner
+    size, beyond the time of a launch."""
+    hardware = find_hardware(DEVICE)
+    launch_s = memory(hardware, "elementwise", 0.0)
+    rates, kept = [], []
+    for row in _table():
+        shapes = [sizes for sizes in json.loads(row["sizes"]) if isinstance(sizes, list) and len(sizes) == 2]
+        if row["operator"] != "aten::mm" or len(shapes) != 2 or '"float"' not in row["dtypes"]:
+            continue
+        (m, k), (_, n) = shapes
+        result_bytes, seconds = 4 * m * n, float(row["measured_us"]) * 1e-6
+        if k <= THIN and result_bytes >= FEWEST_BYTES:
+            if row["recipe"] in ASIDE:
+                kept.append((seconds, result_bytes))
+            else:
+                rates.append(result_bytes / (seconds - launch_s) / hardware.sm_count)
+    rate = round(statistics.median(rates))
+    estimated = [launch_s + moved / rate / hardware.sm_count for _, moved in kept]
+    off = residuals([seconds for seconds, _ in kept], estimated)
+    return {"bytes_per_s": rate, "count": len(rates), "source": SOURCE, "aside": off}
 
 
 def fit_unaligned() -> dict[str, Any]:

@@ -44,6 +44,8 @@ machine in all-reduce and all-gather of 2 GB on 32 machines of eight H100
 START_A_NODE_US = 6.0
 """Microseconds for each machine that a ring passes. A guess: a hop over InfiniBand and its flags."""
 
+THIN = 32
+"""The inner size up to which a product in fp32, as of a LoRA adapter, takes as long as its result takes."""
 ELEMENT_BYTES = {"fp32": (4.0, 4.0), "bf16": (2.0, 2.0), "fp16": (2.0, 2.0), "fp8": (1.0, 2.0)}
 """Bytes of an element of a product's factors and of its result, by the factors' dtype."""
 
@@ -295,7 +297,15 @@ def _product(key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained
     seconds = product_s(SCALARS, chip, fitted, m, n, k, batch, **how)
     if batch == 1 and dtype in ("fp16", "bf16"):
         seconds *= shape_factor(hardware, m, n, k)
+    if dtype == "fp32" and k <= THIN:
+        seconds = max(seconds, _thin_s(hardware, of_result * m * n * batch))
     return max(seconds * calibration.product_scale, least)
+
+
+def _thin_s(hardware: Hardware, result_bytes: float) -> float:
+    """The least seconds of a product in fp32 whose factors have few columns: it only writes its result."""
+    launch_s = memory_of(hardware, "elementwise")["launch_us"] * 1e-6
+    return launch_s + result_bytes / (document()["blocks"]["thin"]["bytes_per_s"] * hardware.sm_count)
 
 
 def _flat_bandwidth(hardware: Hardware) -> float:
