@@ -158,14 +158,14 @@ def hardware_sentence(measured: list[Row], emulated: list[Row]) -> str:
     """Of how many recipes the simulation has allocated and reserved memory to the byte; and its times."""
     on_card, on_virtual = map(_exact_ones, (measured, emulated))
     times = [1 + off for off in _errors(measured, "simulated", "step time")]
-    steps = json.loads((MEASURED / "kernels.json").read_bytes())["recipes"].values()
+    steps = json.loads((H100 / "kernels.json").read_bytes())["recipes"].values()
     kernels = [abs(each["estimated_ms"] / each["measured_ms"] - 1) for each in steps]
     return (
         "[On an H100](docs/answers.md#who-checks-the-simulation) the simulation has PyTorch's own counters "
         f"of {on_card} full-size recipes to the byte, reserved memory too, and of {on_virtual} on a virtual "
-        f"GPU ([our results](profiles/README.md)). All kernels of a step together take what is estimated within "
-        f"{median(kernels):.1%} in the median of {len(kernels)} recipes, and {max(kernels):.1%} at most; the "
-        f"steps took longer, {1 / median(times):.2f} times in the median: that machine's host is slow.\n"
+        f"GPU ([our results](profiles/README.md)). All kernels of a step together take what is estimated "
+        f"within {median(kernels):.1%} in the median of {len(kernels)} recipes, and {max(kernels):.1%} at "
+        f"most; the steps took longer, {1 / median(times):.2f} times in the median: that machine's host is slow.\n"
     )
 
 
