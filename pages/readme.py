@@ -165,7 +165,8 @@ def hardware_sentence(measured: list[Row], emulated: list[Row]) -> str:
         f"of {on_card} full-size recipes to the byte, reserved memory too, and of {on_virtual} on a virtual "
         f"GPU ([our results](profiles/README.md)). All kernels of a step together take what is estimated "
         f"within {median(kernels):.1%} in the median of {len(kernels)} recipes, and {max(kernels):.1%} at "
-        f"most; the steps took longer, {1 / median(times):.2f} times in the median: that machine's host is slow.\n"
+        f"most; the steps took longer, {1 / median(times):.2f} times in the median: that machine's host is "
+        "slow.\n"
     )
 
 

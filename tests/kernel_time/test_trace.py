@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness.errors import InputError
 from harness.hardware.hardware import Hardware, find_hardware
-from harness.kernel_time import adjust, read_trace
-from harness.kernel_time.trace import _shape
+from harness.kernel_time import PowerLimit, adjust, product, read_trace
+from harness.kernel_time.trace import FEWEST, Seen, Trace, _alike, _shape
 from tests.support.commands import Call
 
 SLOWER = {"product": 1.25, "memory": 0.8}
@@ -113,3 +113,22 @@ def test_what_is_no_trace_is_refused(content: str, said: str, tmp_path: Path) ->
     path.write_text(content)
     with pytest.raises(InputError, match=said):
         read_trace(path)
+
+
+def test_products_are_held_against_the_clock_that_their_step_left_them() -> None:
+    """An H100 that computes for a quarter of the step has its boost clock, one that always computes has not."""
+    device = find_hardware("h100")
+    boost = PowerLimit(device).factor
+    seconds = boost * product(device, "bf16", 4096, 4096, 4096)
+    seen = (Seen("product", seconds, "aten::mm", "bf16", (4096, 4096, 4096, 1)),) * FEWEST
+    for share, scale in ((0.25, 1.0), (0.99, boost)):
+        adjusted, _ = adjust(Trace(None, seen, FEWEST * seconds / share), device)
+        assert adjusted.calibration.product_scale == pytest.approx(scale, abs=1e-3)
+
+
+def test_an_elementwise_kernel_that_memory_does_not_limit_is_left_out() -> None:
+    alike = {"Input Dims": [[8, 4], [8, 4], []], "Input type": ["float", "float", "Scalar"]}
+    strides = {"Input Strides": [[4, 1], [4, 1], []]}
+    assert _alike({**alike, **strides})
+    assert not _alike({**alike, "Input Strides": [[4, 1], [1, 8], []]})
+    assert not _alike({**alike, **strides, "Input type": ["float", "c10::BFloat16", "Scalar"]})
