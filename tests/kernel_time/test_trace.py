@@ -116,7 +116,7 @@ def test_what_is_no_trace_is_refused(content: str, said: str, tmp_path: Path) ->
 
 
 def test_products_are_held_against_the_clock_that_their_step_left_them() -> None:
-    """An H100 that computes for a quarter of the step has its boost clock, one that always computes has not."""
+    """An H100 that computes a quarter of the time has its boost clock, one that always computes has not."""
     device = find_hardware("h100")
     boost = PowerLimit(device).factor
     seconds = boost * product(device, "bf16", 4096, 4096, 4096)
