@@ -1,7 +1,8 @@
 // Device memory: ranges of addresses that nothing may touch, so that PyTorch's own caching allocator runs where there
 // is no GPU. At a fixed distance from each range lies host memory for its values (startup/virtual_gpu_held.py), of which
-// only pages that are written exist. VIRTUAL_GPU_ADDRESSES says which address a new range gets: up (above the last one,
-// and after 32 TiB from the first address again), down, or randomN with the seed N. Only up has room for values.
+// only pages that are written exist. VIRTUAL_GPU_ADDRESSES says which address a new range gets: driver (as an H100's
+// driver gives it: see harness/allocator/addresses.py; after 32 TiB from the last address again), up (above the last
+// one), down, or randomN with the seed N. Only driver has room for values.
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -14,6 +15,7 @@
 
 #define PAGE (2ull << 20)
 #define MAX_RANGES (1 << 16)
+#define REGION (32ull << 20)
 #define FIRST 0x100000000000ull
 #define FROM_MEMORY_TO_VALUES 0x200000000000ull  // no process has anything of its own at either address
 #define END (FIRST + FROM_MEMORY_TO_VALUES)      // the end of device memory: the values begin there
@@ -24,8 +26,11 @@ typedef struct {
 } Range;
 static Range ranges[MAX_RANGES];
 static int range_end;
-static uint64_t total, next_up, next_down = 0x7E0000000000ull, seed;
-static int direction = 1, has_turned;
+static Range left[MAX_RANGES];  // what is left of regions, by address
+static int num_left;
+static uint64_t total, lowest = END, next_up, next_down = 0x7E0000000000ull, seed;
+static enum { DRIVER, UP, DOWN, RANDOM } order = DRIVER;
+static int has_turned;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread cudaError_t last_error;
 
@@ -41,10 +46,11 @@ const char* virtual_gpu_text(const char* name, const char* otherwise) {
 static void read_settings(void) {
   total = virtual_gpu_number("VIRTUAL_GPU_TOTAL", 1ull << 40);
   next_up = virtual_gpu_number("VIRTUAL_GPU_FIRST", FIRST);
-  const char* addresses = virtual_gpu_text("VIRTUAL_GPU_ADDRESSES", "up");
-  if (!strcmp(addresses, "down")) direction = -1;
+  const char* addresses = virtual_gpu_text("VIRTUAL_GPU_ADDRESSES", "driver");
+  if (!strcmp(addresses, "up")) order = UP;
+  if (!strcmp(addresses, "down")) order = DOWN;
   if (!strncmp(addresses, "random", 6)) {
-    direction = 0;
+    order = RANDOM;
     seed = 2 * strtoull(addresses + 6, NULL, 10) + 1;
   }
 }
@@ -67,19 +73,41 @@ static Range* taken(uint64_t address, uint64_t size) {
       return &ranges[i];
   return NULL;
 }
+static void leave(uint64_t address, uint64_t size) {
+  int i = num_left;
+  if (!size || num_left == MAX_RANGES) return;
+  for (; i && left[i - 1].address > address; i--) left[i] = left[i - 1];
+  left[i] = (Range){address, size};
+  num_left++;
+}
+static uint64_t as_the_driver(uint64_t size) {
+  int i = 0;
+  while (i < num_left && left[i].size < size) i++;
+  Range room = {0, (size + REGION - 1) / REGION * REGION};
+  if (i < num_left) {
+    room = left[i];
+    memmove(left + i, left + i + 1, (--num_left - i) * sizeof *left);
+  } else {
+    for (;;) {  // this ends: no program reserves nearly as much as there is
+      if (lowest < FIRST + room.size) has_turned = 1, num_left = 0, lowest = END;
+      Range* range = has_turned ? taken(lowest - room.size, room.size) : NULL;
+      if (!range) break;
+      lowest = range->address / REGION * REGION;
+    }
+    room.address = lowest -= room.size;
+  }
+  leave(room.address + size, room.size - size);
+  return room.address;
+}
 static uint64_t reserve(uint64_t size, int device) {
   uint64_t address;
   size = pages(size);
-  if (direction == 1) {
-    for (;;) {  // this ends: no program reserves nearly as much as there is
-      if (next_up + size > END) has_turned = 1, next_up = FIRST;
-      Range* range = has_turned ? taken(next_up, size) : NULL;
-      if (!range) break;
-      next_up = range->address + range->size;
-    }
+  if (order == DRIVER) {
+    address = as_the_driver(size);
+  } else if (order == UP) {
     address = next_up;
     next_up += size;
-  } else if (direction == -1) {
+  } else if (order == DOWN) {
     address = next_down -= size;
   } else {
     do {
@@ -96,6 +124,7 @@ static uint64_t reserve(uint64_t size, int device) {
 }
 static void unreserve(Range* range) {
   if (range->has_values) munmap((void*)(range->address + FROM_MEMORY_TO_VALUES), range->size);
+  if (order == DRIVER) leave(range->address, range->size);
   range->size = 0;
 }
 
@@ -103,7 +132,7 @@ static void unreserve(Range* range) {
 void* virtual_gpu_values(const void* pointer) {
   pthread_mutex_lock(&lock);
   Range* range = range_of((uint64_t)pointer);
-  if (range && !range->has_values && direction == 1) {
+  if (range && !range->has_values && order == DRIVER) {
     void* start = (void*)(range->address + FROM_MEMORY_TO_VALUES);
     int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
     range->has_values = mmap(start, range->size, PROT_READ | PROT_WRITE, how, -1, 0) == start;
