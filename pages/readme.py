@@ -101,14 +101,12 @@ def published_table(rows: list[dict[str, Any]]) -> str:
 def peaks_table(title: str, rows: list[Row], shown: dict[str, str]) -> str:
     """Markdown: peaks that ran, measured or emulated, beside both answers, and the errors over all rows."""
     ran = rows[0].ran.source
+    beside = ("simulated", "emulated") if ran == "measured" else ("simulated",)
     columns = (
-        ("napkin", "allocated"),
-        ("simulated", "allocated"),
-        (ran, "allocated"),
-        ("simulated", "reserved"),
-        (ran, "reserved"),
+        *((source, "allocated") for source in ("napkin", *beside, ran)),
+        *((source, "reserved") for source in (*beside, ran)),
     )
-    titles = [f"{'PyTorch' if source == 'emulated' else source}, {what}" for source, what in columns]
+    titles = [f"{'PyTorch' if source == ran == 'emulated' else source}, {what}" for source, what in columns]
     by_name = {row.name: row for row in rows}
     lines: list[tuple[str, ...]] = [
         (words, *(_peak(by_name[name], source, what) for source, what in columns))
@@ -185,7 +183,7 @@ def _peak(row: Row, source: str, what: str) -> str:
 
 def _errors(rows: list[Row], source: str, what: str) -> list[float]:
     """Of the predictions; PyTorch's own numbers have none."""
-    if source in ("emulated", "measured"):
+    if not rows or source == rows[0].ran.source:
         return []
     return [ratio - 1 for row in rows if (ratio := row.ratio(source, what)) is not None]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_programme.import_results import EMULATED
 from harness.answers.comparison import Comparison, compare
 from harness.step_profile.step_profile import StepProfile
 
@@ -59,7 +60,8 @@ class Row:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The recipes that ran, of profiles/<device>, by name. Raises InputError for a damaged profile."""
+    """The recipes that ran, of profiles/<device>, by name; those that were measured with what a virtual GPU
+    of the same device did. Raises InputError for a damaged profile."""
     rows = []
     for path in sorted([*folder.glob("*.measured.json"), *folder.glob("*.emulated.json")]):
         name, _, ran = path.name.removesuffix(".json").rpartition(".")
@@ -68,6 +70,9 @@ def read_rows(folder: Path) -> list[Row]:
             beside = folder / f"{name}.{source}.json"
             if beside.exists():
                 profiles[source] = StepProfile.read(beside)
+        on_virtual = folder.parent / f"{EMULATED}{folder.name}" / f"{name}.emulated.json"
+        if on_virtual.exists():
+            profiles["emulated"] = StepProfile.read(on_virtual)
         comparison = compare(list(profiles.values()), name) if len(profiles) > 1 else None
         rows.append(Row(name, profiles, comparison))
     return rows
