@@ -116,7 +116,8 @@ def _run(gpu: str, settings: dict[str, str], cell: str, members: list[str], fold
             str(folder),
             *members,
         ]
-    subprocess.run(command, env=os.environ | settings, check=False)
+    # the recordings are of a virtual GPU that gave addresses one above the other
+    subprocess.run(command, env=os.environ | settings | {"VIRTUAL_GPU_ADDRESSES": "up"}, check=False)
 
 
 def record_here(chosen: Sequence[str], folder: Path) -> None:

@@ -61,6 +61,7 @@ except RuntimeError as error:
 
 def test_addresses_end_before_the_values_of_the_first(emulate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that gives its memory back each step comes round after 32 TiB, and not over what it has."""
+    monkeypatch.setenv("VIRTUAL_GPU_ADDRESSES", "up")
     monkeypatch.setenv("VIRTUAL_GPU_FIRST", str(0x2FFF00000000))
     code = """
 kept = torch.arange(1 << 20, device="cuda")

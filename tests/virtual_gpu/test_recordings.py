@@ -35,6 +35,7 @@ def test_a_recording_is_made_anew(
     if other := missing_libraries(load_trace(RECORDED / "h200" / f"{names[0]}.json.gz")):
         pytest.skip("; ".join(other))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("VIRTUAL_GPU_ADDRESSES", "up")  # as when they were made
     chosen = [word for name in names for word in ("--only", name)]
     options = ("--part", "traces", "--out", str(tmp_path), *chosen)
     emulate(sys.executable, "-m", "benchmarks.gpu_programme", *options, gpu="h200", options=(values,))

@@ -1,8 +1,8 @@
 // Device memory: ranges of addresses that nothing may touch, so that PyTorch's own caching allocator runs where there
 // is no GPU. At a fixed distance from each range lies host memory for its values (startup/virtual_gpu_held.py), of which
 // only pages that are written exist. VIRTUAL_GPU_ADDRESSES says which address a new range gets: driver (as an H100's
-// driver gives it: see harness/allocator/addresses.py; after 32 TiB from the last address again), up (above the last
-// one), down, or randomN with the seed N. Only driver has room for values.
+// driver gives it: see harness/allocator/addresses.py), up (above the last one), down, or randomN with the seed N. The
+// first two begin anew after 32 TiB; only they have room for values.
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -105,6 +105,12 @@ static uint64_t reserve(uint64_t size, int device) {
   if (order == DRIVER) {
     address = as_the_driver(size);
   } else if (order == UP) {
+    for (;;) {  // as above
+      if (next_up + size > END) has_turned = 1, next_up = FIRST;
+      Range* range = has_turned ? taken(next_up, size) : NULL;
+      if (!range) break;
+      next_up = range->address + range->size;
+    }
     address = next_up;
     next_up += size;
   } else if (order == DOWN) {
@@ -132,7 +138,7 @@ static void unreserve(Range* range) {
 void* virtual_gpu_values(const void* pointer) {
   pthread_mutex_lock(&lock);
   Range* range = range_of((uint64_t)pointer);
-  if (range && !range->has_values && order == DRIVER) {
+  if (range && !range->has_values && order <= UP) {
     void* start = (void*)(range->address + FROM_MEMORY_TO_VALUES);
     int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
     range->has_values = mmap(start, range->size, PROT_READ | PROT_WRITE, how, -1, 0) == start;

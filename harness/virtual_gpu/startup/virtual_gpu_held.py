@@ -136,7 +136,7 @@ def hold(tensor):
     """The tensor's values as a tensor of the host with the same strides, to read and to write. A storage that
     was not held is from now on, filled with zeros.
 
-    None where host memory has no place for the values (VIRTUAL_GPU_ADDRESSES other than driver, or none is left).
+    None where host memory has no place for the values: with VIRTUAL_GPU_ADDRESSES down or random, or full.
     """
     view = _view(tensor)
     if view is None or is_held(tensor):
