@@ -1,12 +1,11 @@
 """Part "profile": every kernel of one step of full-size recipes, by torch.profiler.
 
 The traces stand beside the part's file, DIR/profile/<recipe>.json.gz: `harness calibrate --trace` reads them,
-and `python -m benchmarks.time.kernels` holds each kernel against its estimate.
+and `python -m benchmarks.time.on_hardware` holds each operator's kernels against their estimate.
 """
 
 import statistics
 import time
-from typing import Any
 
 from benchmarks.gpu_programme.recipes import PROFILED, Spec
 from benchmarks.gpu_programme.tasks import LIGER_IS_TRITON, Context, Piece, Result, modules_of
@@ -52,11 +51,10 @@ def profiled(context: Context, spec: Spec) -> Result:
     path = context.out / "profile" / f"{spec.name}.json.gz"
     path.parent.mkdir(exist_ok=True)
     profiler.export_chrome_trace(str(path))
-    kernels: list[Any] = [event for event in profiler.events() or () if event.device_type.name == "CUDA"]
+    kernels = [event for event in profiler.events() or () if event.device_type.name == "CUDA"]
     return {
         "step_s": statistics.median(seconds),
         "profiled_step_s": profiled_s,
         "kernels": len(kernels),
-        "kernels_s": sum(event.self_device_time_total for event in kernels) * 1e-6,
         "trace_bytes": path.stat().st_size,
     }

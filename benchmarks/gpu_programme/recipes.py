@@ -104,7 +104,7 @@ TRACES = (
     Spec("mixtral-1-layer-nf4-lora", "mixtral-qlora", {"seq_len": 1024}, layers=1),
     Spec("gpt2-medium", None, {"model": "gpt2-medium", "micro_batch_size": 4, "seq_len": 512}),
     _one("bf16-expandable-segments", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
-    # About 1 % more than this recipe allocates: cached segments must be given back.
+    # More than this recipe allocates and less than it reserves: cached segments must be given back.
     replace(_one("bf16-little-memory"), room_bytes=15_300_000_000),
 )
 """Small but real: every toggle that changes what is allocated, and two settings of the allocator."""
@@ -175,7 +175,7 @@ PROFILED = (
     _full_size("gemma-2-2b-lora"),
     _full_size("gpt2-medium-lora"),
 )
-"""Full size, of every kind of kernel: products in 16 bits, in TF32 and of 4-bit weights, three attentions."""
+"""Full size, of every kind of kernel: products in 16 and 32 bits and of 4-bit weights, three attentions."""
 
 
 def _case(name: str, **fields: Any) -> Spec:

@@ -105,7 +105,7 @@ class Cost(NamedTuple):
     missed_s: float = 0.0
     """memory_s if it holds nothing; 0 for products and attention, whose seconds have the cache in them."""
     at_limit: bool = False
-    """Whether compute_s is that of a device at its power limit (kernel_time, `eased`)."""
+    """Whether compute_s is that of a device at its power limit (harness/kernel_time/power.py)."""
 
     @property
     def seconds(self) -> float:

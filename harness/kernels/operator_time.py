@@ -40,7 +40,7 @@ class OperatorTime(NamedTuple):
     computes: bool
     """Whether the multiprocessors limit it, and not memory."""
     at_limit: bool = False
-    """Whether it is as slow as on a device at its power limit (kernel_time, `eased`)."""
+    """Whether it is as slow as on a device at its power limit (harness/kernel_time/power.py)."""
     timed_as: str = "elementwise"
     """What harness/kernel_time calls a kernel that moves bytes: its class, or how it walks through them."""
 
@@ -112,7 +112,8 @@ def operator_time(
         seconds = _attention_s(func, args, kwargs, hardware, dtype, flops, rest)
     else:
         seconds = _product_s(name, args, hardware, dtype, flops)
-        if not all(map(_has_aligned_rows, (*_factors(name, args)[:2], out))):
+        of_matrices = name.partition("::")[2] in ("mm", "addmm", "bmm", "baddbmm")
+        if of_matrices and not all(map(_has_aligned_rows, (*_factors(name, args)[:2], out))):
             seconds = max(seconds, unaligned_product(hardware, flops))
     computes = seconds > memory_s
     seconds = max(seconds, rest / hardware.memory_bandwidth)

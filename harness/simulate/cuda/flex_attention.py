@@ -53,7 +53,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
         out, sums, *inputs = ctx.saved_tensors
-        # PyTorch before 2.12 gives gradients one by one, and keeps them until the end
+        # a PyTorch that knows no boxed_grads_call gives gradients one by one, and keeps them until the end
         grads = given[0] if isinstance(given[0], list) else [*given]
         grad, grad_of_sums = grads
         grads.clear()

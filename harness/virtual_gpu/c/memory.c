@@ -81,8 +81,8 @@ static void leave(uint64_t address, uint64_t size) {
   num_left++;
 }
 static uint64_t as_the_driver(uint64_t size) {
-  int i = 0;
-  while (i < num_left && left[i].size < size) i++;
+  int i = 0;  // the second time round a region may lie where something was left before
+  while (i < num_left && (left[i].size < size || (has_turned && taken(left[i].address, size)))) i++;
   Range room = {0, (size + REGION - 1) / REGION * REGION};
   if (i < num_left) {
     room = left[i];
