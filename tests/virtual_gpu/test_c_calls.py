@@ -59,6 +59,20 @@ except RuntimeError as error:
     assert printed == ["0 None", "2 None", "0 1 1", "0 0 1", "CUDA error: out of memory"]
 
 
+def test_addresses_are_those_of_a_driver(emulate) -> None:
+    """Regions of 32 MiB downwards, and what is left of the lowest first (harness/allocator/addresses.py)."""
+    code = """
+mib = 1 << 20
+made = [torch.empty(size * mib, dtype=torch.uint8, device="cuda") for size in (40, 40, 24, 24)]
+first, second, third, fourth = (tensor.data_ptr() for tensor in made)
+print((first - second) // mib, (third - second) // mib, (fourth - first) // mib)
+del made[1]
+torch.cuda.empty_cache()
+print(torch.empty(36 * mib, dtype=torch.uint8, device="cuda").data_ptr() == second)
+"""
+    assert emulate(code=CALL + code).stdout == "64 40 40\nTrue\n"
+
+
 def test_addresses_end_before_the_values_of_the_first(emulate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that gives its memory back each step comes round after 32 TiB, and not over what it has."""
     monkeypatch.setenv("VIRTUAL_GPU_ADDRESSES", "up")
