@@ -16,6 +16,7 @@ from harness.hardware import all_hardware
 from harness.kernel_time.parameters import document
 from harness.report.table import markdown_table
 from pages.parts import ROOT, with_parts, write_or_check
+from pages.profiles.tables import kernels_table
 
 RESULTS = ROOT / "profiles" / "published" / "time.json"
 KERNELS = ROOT / "profiles" / "h100" / "kernels.json"
@@ -86,7 +87,7 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
     return {
         "kernels": kernels,
         "step": step,
-        "h100": _steps_of_h100(json.loads(KERNELS.read_bytes())),
+        "h100": kernels_table(json.loads(KERNELS.read_bytes())),
         "runs": runs,
         "misses": _misses(found["runs"]),
         "recipes": _recipes(found["recipes"]),
@@ -95,23 +96,6 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "pairs": _pairs(found["recipes"]),
         "methods": _methods(json.loads(METHODS.read_bytes())),
     }
-
-
-def _steps_of_h100(found: Mapping[str, Any]) -> str:
-    """Milliseconds of each recipe's kernels, and of each kind's, measured and estimated."""
-    rows = [
-        (
-            name,
-            f"{each['operators']:,}",
-            f"{each['measured_ms']:,.1f}",
-            f"{each['estimated_ms']:,.1f}",
-            f"{each['estimated_ms'] / each['measured_ms'] - 1:+.1%}",
-            "" if each["median_error"] is None else f"{each['median_error']:.1%}",
-        )
-        for name, each in [*found["recipes"].items(), *found["kinds"].items(), ("all", found["all"])]
-    ]
-    columns = ("recipe, or kind of kernel", "operators", "measured, ms", "estimated", "error", "median error")
-    return markdown_table(columns, rows, range(1, 6))
 
 
 def _devices() -> str:

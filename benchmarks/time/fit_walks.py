@@ -19,7 +19,7 @@ from benchmarks.time.residuals import residuals
 from harness.hardware.hardware import find_hardware
 from harness.kernel_time import memory
 from harness.kernel_time.estimates import THIN
-from harness.kernels.cost import tensor_bytes
+from harness.kernels.cost import operator_bytes, tensor_bytes
 from harness.kernels.walks import BY_NAME, Walk, walk_of
 from harness.system.locations import profiles_folder
 
@@ -81,7 +81,10 @@ def walked() -> Iterator[Walked]:
             continue
         func = getattr(packet, packet.overloads()[0])
         if (walk := walk_of(func, given, out)) is not None:
-            yield Walked(row["recipe"], walk, _moved_bytes(name, given, out), seconds)
+            moved = operator_bytes(func, given, {}, out, ())
+            if name == "sum":  # over which dimensions, and so how large its result is, the table does not say
+                moved -= tensor_bytes(out)
+            yield Walked(row["recipe"], walk, moved, seconds)
 
 
 def fit_walks() -> dict[str, Any]:
@@ -116,17 +119,14 @@ def _fit_thin() -> dict[str, Any]:
     hardware = find_hardware(DEVICE)
     launch_s = memory(hardware, "elementwise", 0.0)
     rates, kept = [], []
-    for row in _table():
-        shapes = [sizes for sizes in json.loads(row["sizes"]) if isinstance(sizes, list) and len(sizes) == 2]
-        if row["operator"] != "aten::mm" or len(shapes) != 2 or '"float"' not in row["dtypes"]:
+    for recipe, (m, n, k), seconds in _products("float"):
+        result_bytes = 4 * m * n
+        if k > THIN or result_bytes < FEWEST_BYTES:
             continue
-        (m, k), (_, n) = shapes
-        result_bytes, seconds = 4 * m * n, float(row["measured_us"]) * 1e-6
-        if k <= THIN and result_bytes >= FEWEST_BYTES:
-            if row["recipe"] in ASIDE:
-                kept.append((seconds, result_bytes))
-            else:
-                rates.append(result_bytes / (seconds - launch_s) / hardware.sm_count)
+        if recipe in ASIDE:
+            kept.append((seconds, result_bytes))
+        else:
+            rates.append(result_bytes / (seconds - launch_s) / hardware.sm_count)
     rate = round(statistics.median(rates))
     estimated = [launch_s + moved / rate / hardware.sm_count for _, moved in kept]
     off = residuals([seconds for seconds, _ in kept], estimated)
@@ -135,15 +135,21 @@ def _fit_thin() -> dict[str, Any]:
 
 def fit_unaligned() -> dict[str, Any]:
     """FLOP/s of one multiprocessor in 16-bit products with a side that is no multiple of 8."""
-    rates = []
-    for row in _table():
-        shapes = [sizes for sizes in json.loads(row["sizes"]) if isinstance(sizes, list) and len(sizes) == 2]
-        if row["operator"] == "aten::mm" and "BFloat16" in row["dtypes"] and len(shapes) == 2:
-            (m, k), (_, n) = shapes
-            if m % 8 == 0 and (k % 8 or n % 8) and min(m, n, k) >= MANY:
-                seconds = float(row["measured_us"]) * 1e-6
-                rates.append(2 * m * n * k / seconds / find_hardware(DEVICE).sm_count)
+    multiprocessors = find_hardware(DEVICE).sm_count
+    rates = [
+        2 * m * n * k / seconds / multiprocessors
+        for _, (m, n, k), seconds in _products("c10::BFloat16")
+        if m % 8 == 0 and (k % 8 or n % 8) and min(m, n, k) >= MANY
+    ]
     return {"flops_per_s": round(statistics.median(rates)), "count": len(rates), "source": SOURCE}
+
+
+def _products(dtype: str) -> Iterator[tuple[str, tuple[int, int, int], float]]:
+    """The recipe, m, n and k, and the seconds of each product of two matrices of one dtype."""
+    for row in _table():
+        if row["operator"] == "aten::mm" and json.loads(row["dtypes"]) == [dtype, dtype]:
+            (m, k), (_, n) = json.loads(row["sizes"])
+            yield row["recipe"], (m, n, k), float(row["measured_us"]) * 1e-6
 
 
 def _table() -> Iterator[dict[str, str]]:
@@ -165,14 +171,3 @@ def _given(row: dict[str, str]) -> list[Any]:
 
 def _tensor(sizes: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
-
-
-def _moved_bytes(name: str, given: list[Any], out: Tensor) -> int:
-    """The bytes read and written."""
-    if name == "copy_":
-        return sum(map(tensor_bytes, given))
-    if name in BY_NAME:
-        return tensor_bytes(given[:2]) + tensor_bytes(out)
-    if name == "sum":
-        return tensor_bytes(given)
-    return tensor_bytes(given) + tensor_bytes(out)

@@ -7,8 +7,10 @@ place. The first few regions lie in holes between the process's libraries, which
 are not modelled.
 """
 
-kPage = 2 * 2**20
-"""The granularity of physical memory, in bytes."""
+from harness.units import round_up
+
+kRoundLarge = 2 * 2**20
+"""Segments of 10 MiB and more are a multiple of it. It is also the granularity of physical memory."""
 kRegion = 32 * 2**20
 """Regions are a multiple of it, in bytes."""
 kTop = 0x7F8000000000
@@ -25,14 +27,14 @@ class DriverAddresses:
 
     def take(self, size_bytes: int) -> int:
         """The address of a new range of so many bytes."""
-        pages = -(-size_bytes // kPage) * kPage
+        pages = round_up(size_bytes, kRoundLarge)
         for index, (lowest, room) in enumerate(self._left):
             if room >= pages:
                 address = lowest
                 del self._left[index]
                 break
         else:
-            room = -(-pages // kRegion) * kRegion
+            room = round_up(pages, kRegion)
             self._lowest = address = self._lowest - room
         if room > pages:
             self.give_back(address + pages, room - pages)
@@ -40,5 +42,5 @@ class DriverAddresses:
 
     def give_back(self, address: int, size_bytes: int) -> None:
         """A range is free again, whole."""
-        self._left.append((address, -(-size_bytes // kPage) * kPage))
+        self._left.append((address, round_up(size_bytes, kRoundLarge)))
         self._left.sort()

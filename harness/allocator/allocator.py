@@ -7,8 +7,9 @@ free completes at once, and active memory is the same as allocated memory. All s
 from bisect import bisect_left
 from collections.abc import Callable
 
+from harness.allocator.addresses import kRoundLarge
 from harness.allocator.blocks import Block, BlockPool, Stat, StreamPool, merge, split
-from harness.allocator.device_memory import Device, EventSink, kRoundLarge
+from harness.allocator.device_memory import Device, EventSink
 from harness.allocator.settings import Settings, kMinLargeAlloc, kSmallBuffer, kSmallSize
 
 kMinBlockSize = 512

@@ -7,13 +7,11 @@ Names are those of c10/cuda/CUDACachingAllocator.cpp. All sizes are in bytes.
 
 from collections.abc import Callable
 
-from harness.allocator.addresses import DriverAddresses
+from harness.allocator.addresses import DriverAddresses, kRoundLarge
 from harness.allocator.blocks import Block, BlockPool, Segment, Stat, StreamPool, merge, split
 from harness.allocator.settings import Settings, kSmallBuffer
 from harness.system import nothing
 
-kRoundLarge = 2 * 2**20
-"""Segments of 10 MiB and more are a multiple of it. It is also the granularity of physical memory."""
 kDefaultDeviceBytes = 2**40
 """The device's memory where it is not given, which decides the address space of an expandable segment."""
 

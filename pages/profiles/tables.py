@@ -14,12 +14,18 @@ from harness.step_profile.step_profile import StepProfile
 GIB = 2**30
 
 
+KERNELS = (
+    "Operators that torch.profiler saw launch kernels, each beside its estimate, one step of a recipe: "
+    "`python -m benchmarks.time.on_hardware`. The median error is of operators that take 10 us or more."
+)
+
+
 def programme_sections(folder: Path) -> Iterator[str]:
     """Kernels, calibration, the machine around the card, overhead, peers, cases, out of memory, and what was
     not run; those there are."""
     kernels = folder / "kernels.json"
     if kernels.exists():
-        yield section("Kernels of a step", _kernels(json.loads(kernels.read_bytes())))
+        yield section("Kernels of a step", f"{KERNELS}\n\n{kernels_table(json.loads(kernels.read_bytes()))}")
     calibration = folder / "calibration.json"
     if calibration.exists():
         fields = json.loads(calibration.read_bytes())
@@ -92,7 +98,7 @@ def _because(result: Mapping[str, Any]) -> str:
     return f", {result['reason']}" if result.get("reason") else ""
 
 
-def _kernels(document: Mapping[str, Any]) -> str:
+def kernels_table(document: Mapping[str, Any]) -> str:
     """What benchmarks.time.on_hardware wrote: of each recipe, and of each kind of kernel."""
     groups = {**document["recipes"], **document["kinds"], "all": document["all"]}
     body = [
@@ -107,12 +113,7 @@ def _kernels(document: Mapping[str, Any]) -> str:
         for name, found in groups.items()
     ]
     head = ("recipe or kind", "operators", "measured, ms", "estimated, ms", "ratio", "median error")
-    return (
-        "Operators that torch.profiler saw launch kernels, each beside its estimate, one step of a recipe: "
-        "`python -m benchmarks.time.on_hardware`. The median error is of operators that take 10 us or "
-        "more.\n\n"
-        f"{table(head, body)}"
-    )
+    return table(head, body)
 
 
 def _host(results: Iterable[Mapping[str, Any]]) -> str:

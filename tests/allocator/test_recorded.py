@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.trace_diff.replay import replay
 from harness.allocator import Allocator, AllocatorOutOfMemory, Settings, parse_settings
-from harness.allocator.device_memory import kRoundLarge
+from harness.allocator.addresses import kRoundLarge
 from harness.allocator.memory_stats import memory_stats, reset_peak_memory_stats, snapshot_segments
 from tests.recordings.allocator.record import RECORDED
 
