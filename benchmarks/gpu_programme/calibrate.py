@@ -72,7 +72,7 @@ def launch(context: Context) -> Result:
         began = time.perf_counter()
         steps(1)
         seconds.append(time.perf_counter() - began)
-    counted = _OperatorCount(device.type)
+    counted = OperatorCount(device.type)
     with counted.mode():
         steps(1)
     step_s = statistics.median(seconds)
@@ -81,12 +81,12 @@ def launch(context: Context) -> Result:
         "step_s": step_s,
         "operators": counted.operators,
         "operator_s": step_s / counted.operators,
-        "processor": _processor(),
+        "processor": processor_name(),
         **_beyond_torch(context, used_before),
     }
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """The name that Linux gives the processor."""
     about = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     found = re.search(r"^model name\s*: (.*)", about, re.MULTILINE)
@@ -207,7 +207,7 @@ def _beyond_torch(context: Context, used_before: int | None) -> dict[str, Any]:
     }
 
 
-class _OperatorCount:
+class OperatorCount:
     """Operators that the simulated clock launches (simulated_time.py): no views, something on the device."""
 
     def __init__(self, device_type: str) -> None:

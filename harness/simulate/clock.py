@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.formula import Times
 from harness.hardware import Hardware
-from harness.kernel_time import KernelKind, PowerLimit, range_of, transfer
+from harness.kernel_time import KernelKind, PowerLimit, host_times, range_of, transfer
 from harness.kernels import NOTHING, Cost, KernelClass, Step, operator_cost
 from harness.recipe import Recipe
 from harness.snapshot import by_kind_of_module
@@ -34,7 +34,7 @@ class SimulatedTime:
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
-        self._host_op_s = hardware.calibration.host_op_s
+        self._host = host_times(hardware)
         self.phase = ""
         self.recomputing = False
         """Whether the operators that are launched now repeat what forward has computed."""
@@ -111,11 +111,19 @@ class SimulatedTime:
     def communicate(self, seconds: float, stream: int) -> None:
         """Launch a collective that takes `seconds` on `stream`. It begins after everything that was launched
         on the current stream."""
-        self._host_s += self.hardware.calibration.host_op_s
+        self._host_s += self._host.launch
         begins_s = max(self.done_s(stream), self.done_s(self.stream))
         self._done_s[stream] = begins_s + seconds
         if stream == 0:
             self.communication_s[self.phase] += seconds
+
+    def host_called(self, functions: int) -> None:
+        """Let the host go on by the time of so many calls of Python functions."""
+        self._host_s += functions * self._host.call
+
+    def host_viewed(self) -> None:
+        """Let the host go on by the time of one operator that makes a view."""
+        self._host_s += self._host.view
 
     def host_waits_until(self, moment_s: float) -> None:
         """Let the host go on at `moment_s` at the earliest."""
@@ -136,6 +144,7 @@ class SimulatedTime:
         arrived over the link. `held_share`: of the bytes that it moves, which the L2 cache holds; None: as in
         a benchmark that repeats it."""
         if cost is NOTHING:
+            self._host_s += self._host.operator
             return
         flops, moved, compute_s, memory_s, before_s, kind, kernel_class, held_s, missed_s, at_limit = cost
         if at_limit:
@@ -143,7 +152,7 @@ class SimulatedTime:
             self._computing_s += compute_s
         if missed_s and held_share is not None:
             memory_s = missed_s - held_share * (missed_s - held_s)
-        self._host_s += self._host_op_s
+        self._host_s += self._host.launch
         phase, begins_s = self.phase, max(self._host_s, self._arrival(reads)) if reads else self._host_s
         busy_s = max(compute_s, memory_s - before_s)
         taken_s = before_s + busy_s
@@ -170,7 +179,7 @@ class SimulatedTime:
         """Launch a copy over the link from the storage `source` to the storage `target`. It begins when the
         device has executed what was launched before, and the current stream waits for its end, unless it runs
         `beside`. With `waits` the host waits, too."""
-        self._host_s += self.hardware.calibration.host_op_s
+        self._host_s += self._host.launch
         direction = "out" if to_host else "in"
         begins_s = max(self.done_s(self.stream), self._link_s[direction], self._arrival([source]))
         ends_s = self._link_s[direction] = begins_s + transfer(self.hardware, size_bytes)

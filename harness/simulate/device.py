@@ -1,6 +1,7 @@
 """The simulated GPU: it sees every operator on shape-only tensors, and counts its memory and time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Any
 
@@ -17,6 +18,7 @@ from harness.simulate.cuda.shape_cache import VIEW, Call, tensors_in
 from harness.simulate.l2_cache import SHARED_BYTES, Again, L2Cache, TouchedTensor, touched_tensors
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
+from harness.simulate.python_calls import PythonCalls
 from harness.training import is_beside, is_on_host
 
 aten = torch.ops.aten
@@ -39,6 +41,8 @@ class SimulatedDevice(StorageTracker):
     ) -> None:
         super().__init__(memory)
         self.recorded = False
+        self.calls = PythonCalls()
+        """What the program calls between its operators."""
         self.clocks = [time, *beside]
         """This device's clock, and those of others that run the same kernels at their own speed."""
         self.memory, self.rules, self.paths = memory, rules, paths
@@ -53,6 +57,29 @@ class SimulatedDevice(StorageTracker):
         self._caches = {room: L2Cache(room) for room in self._rooms}
         self._workspaces: set[tuple[str, bool]] = set()
         """The workspaces that exist, by library and whether the thread is autograd's."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See StorageTracker. What computes an operator on shapes is none of the program's Python."""
+        self.calls.pause()
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self.calls.resume()
+
+    @contextmanager
+    def host_followed(self) -> Iterator[None]:
+        """Inside, while steps are recorded, the clocks are told of the Python that runs between operators."""
+        if not self.recorded:
+            yield
+            return
+        with self.calls.counting():
+            yield
+        self._tell_of_calls()
+
+    def _tell_of_calls(self) -> None:
+        for clock in self.clocks:
+            clock.host_called(self.calls.number)
+        self.calls.number = 0
 
     def unwrapped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.unwrapped. Lists of divided weights are lists of this rank's parts."""
@@ -70,6 +97,9 @@ class SimulatedDevice(StorageTracker):
             self.memory.module = self.paths.current()
         out, call = self.rules.run(func, args, kwargs)
         if call is VIEW:
+            if self.recorded:
+                for clock in self.clocks:
+                    clock.host_viewed()
             return out
         if call.script is None:
             call.script = ()
@@ -90,6 +120,7 @@ class SimulatedDevice(StorageTracker):
 
     def _take_time(self, call: Call, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Let each clock take the time of one operator, whose results are allocated."""
+        self._tell_of_calls()
         if call.cost is None:
             script = call.script or ()
             call.cost = [clock.cost(func, args, kwargs, out, script) for clock in self.clocks]

@@ -234,7 +234,7 @@ class SimulatedRun:
         for clock in self.device.clocks:
             clock.begin_phase(name)
         try:
-            with gradients_seen(self.training, name, self._label_gradient):
+            with gradients_seen(self.training, name, self._label_gradient), self.device.host_followed():
                 yield
         finally:
             for clock in self.device.clocks:

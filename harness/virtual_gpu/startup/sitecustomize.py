@@ -135,7 +135,7 @@ if os.environ.get("VIRTUAL_GPU"):
         _After("transformers.utils.hub", "virtual_gpu_weights", "begin_to_fetch"),
     ]
     if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
-        finders.append(_After("torch._dynamo.output_graph", "virtual_gpu_values", "compile_without"))
+        finders.append(_After("torch._dynamo.output_graph", "virtual_gpu_keys", "compile_without"))
     if os.environ.get("VIRTUAL_GPU_ALONE") == "1":
         planner, stage = "torch.distributed.checkpoint.default_planner", "torch.distributed.pipelining.stage"
         finders.append(_After(planner, "virtual_gpu_alone", "save_own_part"))

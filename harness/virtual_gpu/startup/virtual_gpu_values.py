@@ -15,7 +15,6 @@ operators that decide about sizes (ALWAYS_IN_FORCE) have kernels at another key,
 """
 
 import os
-import sys
 from functools import partial
 
 import torch
@@ -53,6 +52,7 @@ from virtual_gpu_keys import (
     without_any,
 )
 from virtual_gpu_operators import ALWAYS_IN_FORCE, CHOOSE, MAKE_INTEGERS, OF_NO_VALUES, Operator, tensors_in
+from virtual_gpu_own_time import not_the_programs, now
 from virtual_gpu_said import is_looked_at, say_once, tell
 
 MOST_WORK = 1 << 24
@@ -111,17 +111,6 @@ def _once_called(base, overload, below):
     return call
 
 
-def compile_without(output_graph):
-    """Take the kernels here out of force while a backend of torch.compile runs, which traces operators, and
-    have Dynamo compile no function of these modules."""
-    from torch._dynamo import trace_rules
-
-    for name in [name for name in sys.modules if name.startswith("virtual_gpu_")]:
-        trace_rules.add(name)
-    graph = output_graph.OutputGraph
-    graph.call_user_compiler = switched(graph.call_user_compiler, False)
-
-
 def _kernel(base, operator, below):
     """A kernel in front of `operator`'s own, which is the one at the dispatch keys `below`."""
     redispatch = operator._handle.redispatch_boxed
@@ -136,6 +125,7 @@ def _kernel(base, operator, below):
     without = without_any if what.gives_number else call_plainly if base in ALWAYS_IN_FORCE else past
 
     def kernel(keys, *arguments, **options):
+        began = now()
         run, on_host = redispatch, operator
         for place in what.places:
             if place < len(arguments) and type(arguments[place]) in (int, float, bool, complex):
@@ -146,8 +136,12 @@ def _kernel(base, operator, below):
             return run(keys, *arguments, **options)
         if what.is_counted and any(tensor.is_cuda for tensor in tensors_in(arguments)):
             return _count(operator, redispatch, keys, arguments, options)
+        asked = now()
         outputs = without(run, keys, *arguments, **options)
-        return _followed(what, on_host, arguments, options, outputs)
+        done = now()
+        outputs = _followed(what, on_host, arguments, options, outputs)
+        not_the_programs(asked - began + now() - done)
+        return outputs
 
     return kernel
 
