@@ -11,6 +11,7 @@ import sys
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 from virtual_gpu_times import Operation, Times
 
 _C = ctypes.CDLL(None)
@@ -73,6 +74,9 @@ def _start():
     _C.virtual_gpu_start_clock(direct, LAUNCH_NS, bare_ns, estimates.link_bytes_per_s)
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL).virtual_gpu_watch_operators(of_operator)
     Times(estimates.hardware, estimates.power_limit()).watch()
+    if "virtual_gpu_own_time" in sys.modules:  # values are followed
+        with _disable_current_modes():
+            sys.modules["virtual_gpu_own_time"].measure_the_way()
 
 
 def _estimates():
@@ -97,7 +101,6 @@ def _estimates():
 def _guarded(function):
     """`function` as C calls it: its estimate goes to the clock. An error in it never reaches the program; the
     kernels count as unknown then."""
-    from torch.utils._python_dispatch import _disable_current_modes
 
     def call(what, *details):
         try:
