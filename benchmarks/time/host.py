@@ -1,18 +1,26 @@
 """What the host takes for what it does in a step, fitted to steps on the virtual GPU.
 
     python -m benchmarks.time.host --out FILE
+    python -m benchmarks.time.host --traces FOLDER --out FILE
 
 Each step runs as PyTorch's own code on this machine's processor, without the virtual GPU's clock and without
-the values that it computes, so that nothing but the program takes time; there is no driver. A simulation of
-the same recipe counts operators and Python calls. Writes the part "host" of
-harness/kernel_time/parameters.json, and to FILE how far off each phase of each recipe is. Needs
-`make .venv-virtual-gpu/.installed`, and a machine that does nothing else.
+the values that it computes, so that nothing but the program takes time. A simulation of the same recipe
+counts operators and Python calls. Writes the part "host" of harness/kernel_time/parameters.json, and to FILE
+how far off each phase of each recipe is. Needs `make .venv-virtual-gpu/.installed`, and a machine that does
+nothing else.
+
+There, driver and cuBLAS take no time. What they take on a GPU's machine, its traces tell (those that part
+"profile" of benchmarks.gpu_programme writes): with --traces, the medians of each trace go to FILE, which is
+profiles/h100/host_calls.json for the fit. A call that waits for a full queue takes longer, and so does a
+machine that is busy: the trace with the shortest calls counts.
 """
 
 import argparse
 import gc
+import gzip
 import json
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -37,6 +45,7 @@ from harness.recipe import Recipe, load_recipe
 from harness.simulate import simulate
 from harness.simulate.clock import NOTHING, SimulatedTime
 from harness.system import write_whole
+from harness.system.locations import profiles_folder
 from harness.training import run_steps, set_up
 
 PHASES = ("forward", "backward", "optimizer_step")
@@ -63,6 +72,8 @@ ASIDE = (
     "tinyllama-lora",
 )
 """Recipes that nothing is fitted to."""
+FITTED_TIMES = [name for name in HostTimes._fields if name != "product"]
+CALLS = profiles_folder() / "h100" / "host_calls.json"
 WARM_UP, STEPS = 2, 8
 SHORTEST_S = 1e-3
 """A phase that takes less is left out."""
@@ -117,6 +128,8 @@ class _Counts(SimulatedTime):
 
     def launch(self, cost: Cost, *_: Any, **__: Any) -> None:
         self._host_s += self._host.operator if cost is NOTHING else self._host.launch
+        if cost.kind == "product":
+            self._host_s += self._host.product
 
 
 def counts(name: str) -> dict[str, list[float]]:
@@ -139,17 +152,48 @@ def _measured(name: str) -> dict[str, Any]:
 
 
 def fit(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Microseconds of each of HostTimes, none below 0: least squares of the relative errors."""
-    live = [*range(len(HostTimes._fields))]
+    """Microseconds of each of FITTED_TIMES, none below 0: least squares of the relative errors."""
+    live = [*range(len(FITTED_TIMES))]
     while True:
         each = np.array([[row["counts"][place] / row["seconds"] for place in live] for row in rows])
         found, *_ = np.linalg.lstsq(each, np.ones(len(rows)), rcond=None)
         if (found >= 0).all():
             break
         live = [place for place, value in zip(live, found, strict=True) if value > 0]
-    us = dict.fromkeys(HostTimes._fields, 0.0)
-    us |= {HostTimes._fields[place]: value * 1e6 for place, value in zip(live, found, strict=True)}
+    us = dict.fromkeys(FITTED_TIMES, 0.0)
+    us |= {FITTED_TIMES[place]: value * 1e6 for place, value in zip(live, found, strict=True)}
     return {f"{name}_us": round(float(value), 3) for name, value in us.items()}
+
+
+def calls_of(trace: Path) -> dict[str, float]:
+    """Of a trace, medians in microseconds: of a kernel's launch; by how much longer `mm` takes than `mul`
+    without their launches; and of a transposition, which knows of no device."""
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    threads: dict[Any, list[Any]] = defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X" and event.get("cat") in ("cpu_op", "cuda_runtime", "cuda_driver"):
+            threads[event["tid"]].append(event)
+    launches: list[float] = []
+    views: list[float] = []
+    within: dict[str, list[float]] = {"aten::mm": [], "aten::mul": []}
+    for each in threads.values():
+        each.sort(key=lambda event: (event["ts"], -event["dur"]))
+        for place, event in enumerate(each):
+            if event["name"] == "cudaLaunchKernel":
+                launches.append(event["dur"])
+            if event["name"] == "aten::transpose":
+                views.append(event["dur"])
+            if event["name"] in within:
+                ends, left = event["ts"] + event["dur"], event["dur"]
+                for inner in each[place + 1 :]:
+                    if inner["ts"] >= ends:
+                        break
+                    left -= inner["dur"] * (inner["cat"] != "cpu_op")
+                within[event["name"]].append(left)
+    of_mm, of_mul = (statistics.median(found) for found in within.values())
+    medians = {"launch": statistics.median(launches), "product": of_mm - of_mul}
+    medians["transpose"] = statistics.median(views)
+    return {f"{name}_us": round(value, 2) for name, value in medians.items()}
 
 
 def _errors(rows: list[dict[str, Any]], estimated: list[float]) -> dict[str, Any]:
@@ -163,18 +207,27 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--traces", metavar="FOLDER", type=Path, help="traces of a GPU's machine")
     parser.add_argument("--measure", metavar="RECIPE", help="in a process with a virtual GPU: one recipe")
     options = parser.parse_args()
     if options.measure:
         print("measured", json.dumps(measure(options.measure)), flush=True)
         return
+    if options.traces:
+        found = {path.name.partition(".json")[0]: calls_of(path) for path in options.traces.glob("*.json.gz")}
+        write_whole(options.out, json.dumps(dict(sorted(found.items())), indent=1) + "\n")
+        return
+    traces = json.loads(CALLS.read_text(encoding="utf-8")).values()
+    on_gpu = min(traces, key=lambda found: found["launch_us"])
     rows: list[dict[str, Any]] = []
-    fitted: dict[str, float] = {}
+    fitted = {"driver_us": on_gpu["launch_us"], "product_us": on_gpu["product_us"]}
     for name in (*FITTED, *ASIDE):
         found, counted = _measured(name), counts(name)
         if name == HOST_BOUND_NAME:
-            mean_s = sum(found["seconds"].values()) / found["operators"]
-            fitted["mean_us"] = round(mean_s * 1e6, 3)
+            launches, *_, products = map(sum, zip(*counted.values(), strict=True))
+            us = sum(found["seconds"].values()) * 1e6
+            us += launches * fitted["driver_us"] + products * fitted["product_us"]
+            fitted["mean_us"] = round(us / found["operators"], 3)
         for phase in PHASES:
             seconds = found["seconds"].get(phase, 0.0)
             if seconds > SHORTEST_S:
@@ -183,9 +236,9 @@ def main() -> None:
     of_fit = [row for row in rows if row["recipe"] in FITTED]
     aside = [row for row in rows if row["recipe"] in ASIDE]
     fitted |= fit(of_fit)
-    us = [fitted[f"{name}_us"] for name in HostTimes._fields]
+    us = [fitted[f"{name}_us"] for name in FITTED_TIMES]
     for row in rows:
-        row["estimated"] = sum(map(float.__mul__, row["counts"], us)) * 1e-6
+        row["estimated"] = sum(each * number for each, number in zip(us, row["counts"], strict=False)) * 1e-6
     alone_s = sum(row["seconds"] for row in of_fit) / sum(row["counts"][0] for row in of_fit)
     found = {
         "processor": processor_name(),

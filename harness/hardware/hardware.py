@@ -103,11 +103,12 @@ class Calibration(BaseModel):
     measured: about 25 of PCIe 4.0's 31.5 GB/s. An H100's reach more (profiles/h100/calibration.json)."""
     host_memory_bandwidth: Annotated[float, Field(gt=0)] = 50e9
     """Bytes per second that AdamW reaches when it steps 16-bit weights in host memory. A guess."""
-    host_op_s: Annotated[float, Field(gt=0)] = 12e-6
-    """Seconds that the host takes for one operator in eager mode, Python and autograd included. Measured over
-    a LoRA step of Llama-3.2-1B on a Xeon with a virtual GPU, whose driver takes no time
-    (profiles/published/host.json; `python -m benchmarks.gpu_programme --part calibrate --only launch`). It
-    belongs to a machine, not to its card: that of the H100 in profiles/h100 takes more than twice as long."""
+    host_op_s: Annotated[float, Field(gt=0)] = 17.3e-6
+    """Seconds that the host takes for one operator in eager mode, in the mean over a LoRA step of Llama-3.2-1B:
+    Python, PyTorch and driver (`python -m benchmarks.gpu_programme --part calibrate --only launch`). It says
+    how fast a machine is; what launches, products, views and Python calls take is in proportion to it. Python
+    and PyTorch were measured on a Xeon with a virtual GPU, the driver on the H100's machine
+    (profiles/cpu/host_times.json). It belongs to a machine, not to its card."""
     cublas_workspace_bytes: Annotated[int, Field(ge=0)] | None = None
     """Bytes of all cuBLAS workspaces together; null: PyTorch's default for the architecture."""
     cuda_context_bytes: Annotated[int, Field(ge=0)] = 500 * MIB

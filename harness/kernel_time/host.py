@@ -18,19 +18,15 @@ class HostTimes(NamedTuple):
     """An operator that makes a view."""
     call: float
     """A call of a Python function, with what it does before it calls another."""
+    product: float
+    """What cuBLAS takes for a matrix product, beyond another operator that launches."""
 
 
 def host_times(hardware: Hardware) -> HostTimes:
-    """What the host of `hardware` takes, by its calibration's `host_op_s`.
-
-    Where that is more than the mean of the processor that the parameters were fitted on, launches take the
-    rest: a driver takes its time for each of them, and that processor had none. Where it is less, the
-    processor is faster in everything.
-    """
+    """What the host of `hardware` takes: as fitted, and slower or faster in everything, so that the mean over
+    a certain step is its calibration's `host_op_s` (benchmarks/time/host.py)."""
     fitted: Mapping[str, float] = document()["host"]
-    each = HostTimes(*(fitted[f"{name}_us"] * 1e-6 for name in HostTimes._fields))
-    mean_s = fitted["mean_us"] * 1e-6
-    host_op_s = hardware.calibration.host_op_s
-    if host_op_s < mean_s:
-        return HostTimes(*(seconds * host_op_s / mean_s for seconds in each))
-    return each._replace(launch=each.launch + host_op_s - mean_s)
+    us = {name: fitted[f"{name}_us"] for name in HostTimes._fields}
+    us["launch"] += fitted["driver_us"]
+    scale = hardware.calibration.host_op_s / fitted["mean_us"]
+    return HostTimes(**{name: value * scale for name, value in us.items()})

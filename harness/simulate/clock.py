@@ -153,6 +153,8 @@ class SimulatedTime:
         if missed_s and held_share is not None:
             memory_s = missed_s - held_share * (missed_s - held_s)
         self._host_s += self._host.launch
+        if kind == "product":
+            self._host_s += self._host.product
         phase, begins_s = self.phase, max(self._host_s, self._arrival(reads)) if reads else self._host_s
         busy_s = max(compute_s, memory_s - before_s)
         taken_s = before_s + busy_s

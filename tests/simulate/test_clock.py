@@ -1,5 +1,6 @@
 """The clock of a simulated GPU against times worked out by hand, on a device with round numbers."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor
 from harness.allocator import Settings
 from harness.architecture import load_shape
 from harness.hardware.hardware import Calibration, Hardware, find_hardware
+from harness.kernel_time import host_times
+from harness.kernel_time.parameters import FILE
 from harness.kernels.cost import operator_bytes
 from harness.kernels.script import Free, Take
 from harness.recipe.check import check_recipe
@@ -19,8 +22,8 @@ from harness.simulate.simulated_run import SimulatedRun, simulate
 from tests.support.tiny import tiny
 
 aten = torch.ops.aten
-FLOPS, BANDWIDTH, LAUNCH_S = 1e12, 1e9, 1e-6
-"""Of the device below: 1 TFLOP/s in 16 bit, half in attention, 1 GB/s, 1 us to launch an operator."""
+FLOPS, BANDWIDTH, HOST_OP_S = 1e12, 1e9, 1e-6
+"""Of the device below: 1 TFLOP/s in 16 bit, half in attention, 1 GB/s, 1 us of the host in the mean."""
 LINK, HOST_BANDWIDTH = 1e8, 2e8
 """0.1 GB/s in each direction between the two memories, 0.2 GB/s in the host's."""
 
@@ -36,13 +39,17 @@ def device(**changes: float) -> Hardware:
         "matmul_fraction": 1.0,
         "attention_fraction": 0.5,
         "memory_fraction": 1.0,
-        "host_op_s": LAUNCH_S,
+        "host_op_s": HOST_OP_S,
         "host_link_fraction": 1.0,
         "host_memory_bandwidth": HOST_BANDWIDTH,
     }
     return replace(
         find_hardware("a100-80gb"), datasheet=round_numbers, calibration=Calibration(**(rates | changes))
     )
+
+
+HOST = host_times(device())
+LAUNCH_S = HOST.launch
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -61,7 +68,8 @@ def test_a_large_product_takes_its_flops() -> None:
     time = SimulatedTime(device())
     add(time, aten.mm.default, meta(1000, 50_000), meta(50_000, 1000))
     # 2 x 1000 x 50,000 x 1000 = 1e11 FLOPs are 0.1 s; 2 x 50 million elements are 0.2 GB and take 0.2 s
-    assert time.now() == pytest.approx(LAUNCH_S + (2 * 50_000_000 + 1_000_000) * 2 / BANDWIDTH)
+    moved_s = (2 * 50_000_000 + 1_000_000) * 2 / BANDWIDTH
+    assert time.now() == pytest.approx(LAUNCH_S + HOST.product + moved_s)
     time = SimulatedTime(device())
     add(time, aten.mm.default, meta(10_000, 10_000), meta(10_000, 10_000))
     # 2e12 FLOPs are 2 s; 3 x 100 million elements are 0.6 s
@@ -131,14 +139,44 @@ def test_small_operators_take_their_launch() -> None:
     assert time.bound() == "host"
 
 
-def test_views_memory_not_yet_written_and_the_hosts_own_tensors_cost_nothing() -> None:
+def test_memory_not_yet_written_and_the_hosts_own_tensors_take_the_host_alone() -> None:
     time = SimulatedTime(device())
-    add(time, aten.view.default, meta(4, 4), [16])
     add(time, aten.add.Tensor, torch.ones(1000, 1000), torch.ones(1000, 1000))
     add(time, aten.empty_like.default, meta(1000))
     add(time, aten._unsafe_view.default, meta(4, 4), [16])
-    assert time.now() == 0
+    assert time.now() == pytest.approx(3 * HOST.operator)
     assert not time.bytes_moved
+
+
+def test_a_step_of_a_slow_host_is_its_operators_views_and_calls() -> None:
+    """A device that takes next to nothing waits for them: the numbers of each, worked out by hand."""
+    run = SimulatedRun(tiny(), device(host_op_s=1.0), Settings())
+    slow = host_times(device(host_op_s=1.0))
+
+    def double(number: Tensor) -> Tensor:
+        return number + number
+
+    with cuda_behaviour(run.rules), run.device:
+        number, square = meta(8), meta(8, 8)
+        run.device.recorded = True
+        run.time.begin_phase("forward")
+        with run.device.host_followed():
+            double(double(number)).view(2, 4)
+            square @ square
+        run.time.end_phase()
+    calls = 2 + 2  # of `double`, and what contextlib calls as the two contexts of `host_followed` end
+    seconds = 3 * slow.launch + slow.product + slow.view + calls * slow.call
+    assert run.time.taken_s["forward"] == pytest.approx(seconds, rel=1e-3)
+
+
+def test_a_calibration_s_host_is_slower_in_everything() -> None:
+    usual, slow = host_times(device()), host_times(device(host_op_s=3 * HOST_OP_S))
+    assert slow == pytest.approx([3 * each for each in usual])
+
+
+def test_without_a_calibration_the_host_is_the_one_that_was_fitted() -> None:
+    document = json.loads(FILE.read_text())["host"]
+    assert Calibration().host_op_s == pytest.approx(document["mean_us"] * 1e-6, rel=0.005)
 
 
 def test_flops_are_counted_by_phase_and_recomputation_apart() -> None:
@@ -292,7 +330,8 @@ def test_a_4_bit_product_s_weight_is_dequantized_apart() -> None:
     clock.begin_phase("forward")
     clock.launch(Cost(1, 1, 1.0, 0.5, 0.25, "product", "product"))
     assert clock.kernels_s["forward"] == {"product": 1.0, "dequantize": 0.25}
-    assert clock.now() == pytest.approx(1.25 + clock.hardware.calibration.host_op_s)
+    host = host_times(clock.hardware)
+    assert clock.now() == pytest.approx(1.25 + host.launch + host.product)
 
 
 def test_a_module_s_time_is_that_of_its_kernels() -> None:
