@@ -40,11 +40,11 @@ def forecast_on_cpu(recipe: Recipe) -> Forecast | None:
     from harness.napkin import Timing, estimate
 
     try:
-        timing = Timing(estimate(recipe, find_hardware(DEFAULT_HARDWARE)).sizes)
+        timing = Timing(estimate(recipe, find_hardware(DEFAULT_HARDWARE)))
     except InputError:
         return None
-    steps = total_steps(recipe)
-    if steps * timing.hardware_flops < NOT_WORTH_ASKING_FLOPS:
+    steps, flops = total_steps(recipe), timing.flops
+    if steps * flops < NOT_WORTH_ASKING_FLOPS:
         return None
     dtype = recipe.compute_dtype
-    return Forecast(steps, timing.hardware_flops, matmul_flops_per_s(dtype), dtype)
+    return Forecast(steps, flops, matmul_flops_per_s(dtype), dtype)

@@ -170,7 +170,7 @@ def by_arithmetic(question: Question) -> dict[str, Any]:
     Raises InputError for a model that arithmetic does not know."""
     memory = estimate(question.recipe, question.hardware)
     found = profile(memory)
-    found.step.time_s.p10, found.step.time_s.p90 = Timing(memory.sizes).range_s
+    found.step.time_s.p10, found.step.time_s.p90 = Timing(memory).range_s
     alternatives = Found.by_arithmetic(question)
     alternatives.tight = alternatives.tight and found.oom is None
     if question.after.after:
@@ -213,10 +213,10 @@ def _step_by_arithmetic(question: Question) -> StepStats:
         memory = estimate(question.recipe, question.hardware)
     except InputError:
         return StepStats()
-    timing = Timing(memory.sizes)
+    timing = Timing(memory)
     low, high = timing.range_s
     time_s = TimeStats(median=timing.seconds, p10=low, p90=high)
-    return StepStats(time_s=time_s, tokens_per_s=timing.tokens_per_s, bound=timing.bound)
+    return StepStats(time_s=time_s, tokens_per_s=timing.tokens_per_s, bound=timing.step.bound)
 
 
 def answer_of(

@@ -11,7 +11,7 @@ from harness.architecture import ModelShape, load_shape, num_parameters
 from harness.errors import InputError
 from harness.fit.changes import Change, by_arithmetic, combined, overrides, suggestions
 from harness.hardware import Hardware
-from harness.napkin import estimate, required_bytes
+from harness.napkin import estimate
 from harness.recipe import Recipe
 from harness.units import in_gib
 
@@ -84,7 +84,7 @@ def usable_bytes(hardware: Hardware, margin: float) -> int:
 
 def needs_of(recipe: Recipe, hardware: Hardware, field: FitField, shape: ModelShape) -> Callable[[int], int]:
     """The function from a value of `field` to the bytes that the recipe then needs by arithmetic."""
-    return lambda value: required_bytes(estimate(recipe.model_copy(update={field: value}), hardware, shape))
+    return lambda value: estimate(recipe.model_copy(update={field: value}), hardware, shape).required_bytes
 
 
 def largest_within(limit: int, needs: Callable[[int], int], field: FitField, shape: ModelShape) -> int:
