@@ -37,13 +37,13 @@ def forecast_on_cpu(recipe: Recipe) -> Forecast | None:
     """The forecast from napkin's FLOPs and the speed of a matrix product that is tried now; None for a run of
     few FLOPs, and for a model whose FLOPs napkin does not know."""
     from harness.measure import matmul_flops_per_s, total_steps
-    from harness.napkin import Timing, estimate
+    from harness.napkin import estimate, step_time
 
     try:
-        timing = Timing(estimate(recipe, find_hardware(DEFAULT_HARDWARE)))
+        time = step_time(estimate(recipe, find_hardware(DEFAULT_HARDWARE)))
     except InputError:
         return None
-    steps, flops = total_steps(recipe), timing.flops
+    steps, flops = total_steps(recipe), time.flops
     if steps * flops < NOT_WORTH_ASKING_FLOPS:
         return None
     dtype = recipe.compute_dtype

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from harness.errors import CannotDivide, InputError
 from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import GPUS_PER_NODE, Hardware, sent_share
-from harness.napkin import Memory, Moment, Timing, estimate
+from harness.napkin import Memory, Moment, estimate, step_time
 from harness.recipe import Recipe, check_recipe
 from harness.system import collected_by_hand
 from harness.units import in_gib
@@ -259,7 +259,7 @@ def bucket_note(rows: Iterable[Sharded | Refused]) -> str:
 def _by_napkin(alone: Memory, strategy: str, recipe: Recipe) -> Sharded:
     """The row of a strategy of PyTorch's engines by arithmetic; `recipe` is divided, `alone` on one GPU."""
     rank = estimate(recipe, alone.hardware, alone.built.shape)
-    phases = Timing(rank).phases.values()
+    phases = step_time(rank).phases.values()
     return Sharded(
         strategy,
         States(
@@ -300,7 +300,7 @@ def _by_states(memory: Memory, strategy: str, gpus: int) -> Sharded:
 def _hidden_s(memory: Memory, strategy: str) -> float:
     """The seconds of computation that can hide a strategy's communication. Gradients are complete, and are
     sent, in the backward of the step's last micro batch; sharded parameters are gathered in every pass."""
-    computing = Timing(memory).phases
+    computing = step_time(memory).phases
     forward_s, backward_s = computing["forward"].seconds, computing["backward"].seconds
     if strategy in ("ZeRO-1", "ZeRO-2"):
         return backward_s / memory.recipe.gradient_accumulation_steps

@@ -55,9 +55,8 @@ class Memory:
         self.reference_bytes = self.parameter_bytes if recipe.copies_reference else 0  # as dpo's model was
         self.gradient_bytes = sum(w.count * w.elements * SIZES[w.dtype] for w in self.trained)
         self.bucket_bytes = self.gradient_bytes if recipe.ddp else 0  # gradient_as_bucket_view=False
-        self.device_state = (
-            0 if recipe.steps_on_host else step.state_bytes - step.paged_bytes + step.copy_bytes
-        )
+        held = step.state_bytes - step.paged_bytes + step.copy_bytes
+        self.device_state = 0 if recipe.steps_on_host else held
         self.away = recipe.parameters_on_host or recipe.cpu_offload  # weights, whole or a rank's part of them
         self.head_bytes = built.head.elements * SIZES[built.loose_dtype]
         around = 2 * total_bytes(built.in_blocks) // built.shape.layers + self.head_bytes
@@ -65,20 +64,17 @@ class Memory:
         self.device_parameters = (there if self.away else self.parameter_bytes) + self.reference_bytes
         self.input_bytes = acts.input_bytes
         budget = self.budget = recipe.activation_memory_budget
-        whole = {block: sum_of(acts.kept_until_backward(block)) for block in built.shape.blocks}
-        self.kept = [
-            (block.count, int(each * budget), acts.made_again(block)) for block, each in whole.items()
-        ]
+        whole = [(block, sum_of(acts.kept_until_backward(block))) for block in built.shape.blocks]
+        self.kept = [(block.count, int(each * budget), acts.made_again(block)) for block, each in whole]
         """For each kind of block: how many there are, the bytes that one keeps until backward, and the bytes
         that it computes again in backward."""
         self.kept_by_blocks = sum(count * kept for count, kept, _ in self.kept)
         self.kept_by_loss = int(sum_of(acts.loss.kept) * budget)
-        self.made_again = int(sum(block.count * each for block, each in whole.items()) * (1 - budget))
+        self.made_again = int(sum(block.count * each for block, each in whole) * (1 - budget))
         """With activation_memory_budget, what the compiled backward makes again of what blocks keep: all of
         it can be there at once, since the compiler orders backward as it likes."""
-        self.quantizing_bytes = SIZES[built.made_dtype] * max(
-            (w.elements for w in built.in_blocks if w.quantized), default=0
-        )
+        quantized = max((w.elements for w in built.in_blocks if w.quantized), default=0)
+        self.quantizing_bytes = SIZES[built.made_dtype] * quantized
         """The largest weight before it is quantized: in setup one layer at a time is whole."""
         in_fp8 = {matrix.name for _, matrix in built.matrices if built.in_fp8(matrix)}
         wide = [w for w in built.in_blocks if w.matrix and w.dtype == "fp32" and w.name not in in_fp8]
@@ -146,19 +142,6 @@ class Memory:
     def peak(self) -> Moment:
         """The largest moment of the step. Setup is not part of the step."""
         return max(self.moments[1:], key=lambda moment: moment.total_bytes)
-
-    @property
-    def parts_at_peak(self) -> dict[str, int]:
-        """The bytes of the peak by what they are, in words, the largest first. Tensors as large as the logits
-        are apart from other activations and temporaries."""
-        loss, name = self.activations.loss, "logits with their copies and gradients"
-        parts = {category.replace("_", " "): size for category, size in self.peak.held.items()} | {name: 0}
-        during = {"the end of the loss": loss.at_end, "the gradient of the logits": loss.in_backward}
-        now = during.get(self.peak.where, [])
-        for category, terms in (("activations", loss.kept if now else []), ("temporaries", now)):
-            size = sum_of(term for term in terms if "B·S·V" in term.formula)
-            parts[category], parts[name] = parts[category] - size, parts[name] + size
-        return dict(sorted(parts.items(), key=lambda part: -part[1]))
 
     @cached_property
     def moments(self) -> list[Moment]:

@@ -5,7 +5,7 @@ from harness.architecture import ModelShape, load_shape
 from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.napkin.memory import Memory
-from harness.napkin.timing import Timing
+from harness.napkin.timing import step_time
 from harness.napkin.weights import BuiltModel
 from harness.recipe import Recipe, surprises_of_mesh
 from harness.step_profile import StepProfile
@@ -48,20 +48,11 @@ def predict(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None)
 def profile(memory: Memory) -> StepProfile:
     """The StepProfile of `predict`, made from an estimate."""
     recipe, hardware, built, acts = memory.recipe, memory.hardware, memory.built, memory.activations
-    peak, timing, peaks = memory.peak, Timing(memory), dict[str, int]()
+    peak, time, peaks = memory.peak, step_time(memory), dict[str, int]()
     peak_phase = peak.phase.replace("loss", "backward")
     for moment in memory.moments[1:]:
         phase = moment.phase.replace("loss", "backward")
         peaks[phase] = max(peaks.get(phase, 0), moment.total_bytes)
-    phases = {
-        name: answer.PhaseStats(
-            time_s=answer.TimeStats(median=phase.seconds),
-            peak_allocated_bytes=peaks.get(name),
-            flops=phase.flops,
-            bytes_moved=phase.bytes_moved,
-        )
-        for name, phase in timing.phases.items()
-    }
     stats = answer.MemoryStats(
         kind="closed_form",
         peak_allocated_bytes=peak.total_bytes,
@@ -87,8 +78,8 @@ def profile(memory: Memory) -> StepProfile:
         provenance={"calibration": hardware.calibration.source, "attention": acts.kernel},
         warnings=[*surprises_of_mesh(recipe), *built.surprises],
         memory=stats,
-        phases=phases,
-        step=timing.step,
+        phases={name: phase.stats(peaks.get(name)) for name, phase in time.phases.items()},
+        step=time.stats,
         top=top,
         oom=None if fits else answer.OutOfMemoryReport(phase=peak_phase, top=top),
     )

@@ -5,17 +5,16 @@ many for a weight that trains (Kaplan et al., arXiv 2001.08361). Attention count
 What is kept for backward was written once and is read twice.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from harness.architecture import Matrix, matrices_of
-from harness.hardware import Bound, Time, Work, collective_s, sent_share
+from harness.hardware import PhaseTime, StepTime, Work, collective_s, sent_share
 from harness.kernel_time import time_of, transfer
 from harness.napkin.activations import DEQUANTIZED
 from harness.napkin.memory import Memory
 from harness.napkin.terms import sum_of
 from harness.napkin.weights import SIZES
-from harness.step_profile import StepStats, TimeStats
 
 PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
 """PASSES is how often each byte that is kept is read or written. The others are the operators that forward
@@ -30,44 +29,22 @@ the largest value, multiplies with the scale in fp32, clamps and rounds (torchao
 compiled code reads the tensor twice and writes it once."""
 
 
-@dataclass(frozen=True)
-class PhaseTime:
-    """The time of one phase of an optimizer step, all micro batches together."""
-
-    works: list[Work]
-    time: Time
-    transfer_s: float  # over the host link, while the device computes
-    waited_s: float  # for transfers and the host's own work
-    sent_bytes: float  # to other ranks
-    sent_s: float
-    exposed_s: float  # the part of sent_s that no computation hides
-
-    @property
-    def flops(self) -> int:
-        return sum(work.flops for work in self.works)
-
-    @property
-    def bytes_moved(self) -> int:
-        return sum(work.bytes_moved for work in self.works)
-
-    def seconds_if(self, device_s: float) -> float:
-        """The phase's seconds if the device works for `device_s`: the host and transfers work meanwhile, and
-        waiting comes on top."""
-        return max(device_s, self.time.host_s, self.transfer_s) + self.waited_s + self.exposed_s
-
-    @property
-    def seconds(self) -> float:
-        return self.seconds_if(self.time.device_s)
+def step_time(memory: Memory) -> StepTime:
+    """The time of the step whose memory was estimated."""
+    works, recipe = _Works(memory), memory.recipe
+    recomputed = sum(work.flops for work in works.repeated)
+    peak = memory.hardware.peak_flops(recipe.compute_dtype)
+    return StepTime(works.phases, recipe.global_tokens_per_step, recomputed, peak)
 
 
-class Timing:
-    """The times of one optimizer step and its phases."""
+class _Works:
+    """What a step computes, moves and sends."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory, self.recipe, self.hardware = memory, memory.recipe, memory.hardware
         self.acts, self.built, self.micro = memory.activations, memory.built, memory.micro_batches
 
-    @cached_property
+    @property
     def phases(self) -> dict[str, PhaseTime]:
         """The time of data, forward, backward and optimizer_step."""
         memory, recipe, step, micro = self.memory, self.recipe, self.memory.optimizer, self.micro
@@ -77,7 +54,7 @@ class Timing:
         moved = micro * (memory.kept_on_host - waits + (memory.parameter_bytes if memory.away else 0))
         waits = micro * (waits + memory.kept_by_loss * recipe.activations_on_host)
         forward = self._layers(1, 1) * (1 + recipe.computes_reference) * (1 + recipe.unpaired)
-        backward = [*self._repeated, *self._layers(2 if recipe.trains_base else 1, 2)]
+        backward = [*self.repeated, *self._layers(2 if recipe.trains_base else 1, 2)]
         backward += self._products(self.built.head, 1) if recipe.by_trl else []  # its tiles, made anew
         added = 3 * gradients * (micro - 1)  # to gradients of earlier micro batches
         launches = sum(w.count for w in memory.trained) * (micro - 1)
@@ -96,7 +73,7 @@ class Timing:
         }
 
     @cached_property
-    def _repeated(self) -> list[Work]:
+    def repeated(self) -> list[Work]:
         """What backward computes again: with checkpointing, or to keep to activation_memory_budget."""
         share = 1.0 if self.acts.recomputes else 1 - self.memory.budget
         return [work.share(share) for work in self._layers(1, 1, again=True)] if share else []
@@ -109,10 +86,8 @@ class Timing:
         arXiv 1909.08053, section 3).
         """
         memory, recipe, layers = self.memory, self.recipe, self.built.shape.layers
-        shard, copies = (
-            sent_share("all_gather", recipe.dp_shard),
-            sent_share("all_reduce", recipe.dp_replicate),
-        )
+        shard = sent_share("all_gather", recipe.dp_shard)
+        copies = sent_share("all_reduce", recipe.dp_replicate)
         gathers, blocks = self.micro * shard, layers * memory.block.weights
         again = memory.reshards * gathers * blocks
         scattered = (shard + copies / recipe.dp_shard) * memory.reduced_bytes + copies * memory.bucket_bytes
@@ -138,47 +113,6 @@ class Timing:
         share = 1.0 if tp > 1 else 1 / self.built.shape.layers  # the first unit, or the last bucket
         exposed = share * sent * byte_s + max(0.0, (1 - share) * sent * byte_s - time.seconds)
         return PhaseTime(works, time, link, waited, sent, sent * byte_s, exposed)
-
-    @property
-    def seconds(self) -> float:
-        return sum(phase.seconds for phase in self.phases.values())
-
-    @property
-    def range_s(self) -> tuple[float, float]:
-        """The step's seconds if estimates of such kernels err by their 10th or 90th percentile, all alike."""
-        low, high = (sum(p.seconds_if(p.time.range_s[end]) for p in self.phases.values()) for end in (0, 1))
-        return low, high
-
-    @property
-    def step(self) -> StepStats:
-        """The step's time, speed and use of the device."""
-        flops = {name: self.phases[name].flops for name in ("forward", "backward")}
-        peak, tokens = self.hardware.peak_flops(self.recipe.compute_dtype), self.recipe.global_tokens_per_step
-        taken = TimeStats(median=self.seconds)
-        return StepStats.of(taken, tokens, flops, self.recomputed_flops, peak, self._bound)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of all ranks together."""
-        return self.recipe.global_tokens_per_step / self.seconds
-
-    @property
-    def flops(self) -> int:
-        """The FLOPs of forward and backward, with those that backward computes again."""
-        return self.phases["forward"].flops + self.phases["backward"].flops
-
-    @property
-    def recomputed_flops(self) -> int:
-        """The FLOPs of what backward computes again, which MFU does not count."""
-        return sum(work.flops for work in self._repeated)
-
-    @property
-    def _bound(self) -> Bound:
-        """What most of the step waits for: matrix products, device memory, or the host and the links."""
-        times = [phase.time for phase in self.phases.values()]
-        busy, computing = sum(t.device_s for t in times), sum(t.computing_s for t in times)
-        most = "compute" if computing > busy - computing else "memory"
-        return "host" if self.seconds - busy > max(computing, busy - computing) else most
 
     def _products(self, matrix: Matrix, times: int, *, backward: bool = False) -> list[Work]:
         """The work of `times` products with a matrix in every micro batch, with those of its adapter.

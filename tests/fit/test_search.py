@@ -11,6 +11,7 @@ from harness.cli.app import app
 from harness.errors import InputError
 from harness.fit import compare_hardware, fit, render_choice
 from harness.fit.changes import WORTHWHILE, Change, Price, by_arithmetic, combined, suggestions
+from harness.fit.search import parts_at_peak
 from harness.hardware.hardware import find_hardware, hardware_names, parse_bytes, with_memory
 from harness.napkin import estimate, predict
 from harness.recipe import Recipe, load_recipe
@@ -315,7 +316,7 @@ def test_a_quick_fit_says_what_fills_the_memory():
 @pytest.mark.parametrize("loss", ["standard", "fused_linear"])
 def test_the_parts_of_a_peak_are_all_of_it(name, loss):
     memory = estimate(load_recipe(name, [f"loss={loss}"])[1], RTX_4090)
-    parts = memory.parts_at_peak
+    parts = parts_at_peak(memory)
     assert sum(parts.values()) == memory.peak.total_bytes
     assert min(parts.values()) >= 0
 

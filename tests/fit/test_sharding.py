@@ -22,7 +22,7 @@ from harness.fit.sharding import (
 )
 from harness.hardware.hardware import find_hardware, with_memory
 from harness.hardware.table import Cited
-from harness.napkin import Memory, Timing, estimate
+from harness.napkin import Memory, estimate, step_time
 from harness.recipe import Recipe, check_recipe, load_recipe
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.in_words import peak_in_words
@@ -184,7 +184,7 @@ def test_gradients_hide_under_the_last_backward_alone(micro_batches):
     slow = replace(slow, datasheet=slow.datasheet._replace(gpu_link=Cited(link, "for this test alone")))
     changes = [f"gradient_accumulation_steps={micro_batches}"]
     memory = estimate(load_recipe("llama-2-7b-full-fp16-master", changes)[1], slow)
-    phases = Timing(memory).phases
+    phases = step_time(memory).phases
     one_backward_s = phases["backward"].seconds / micro_batches
     rows = {row.strategy: row for row in shard(memory, 8)}
     assert rows["ZeRO-2"].exposed_s == pytest.approx(rows["ZeRO-2"].link_s - one_backward_s)

@@ -16,7 +16,7 @@ from harness.cli.terminal.derivation import render
 from harness.errors import InputError
 from harness.hardware.hardware import all_hardware, find_hardware, hardware_names
 from harness.kernel_time.parameters import memory_of
-from harness.napkin import Timing, derive_terms, estimate, predict
+from harness.napkin import derive_terms, estimate, predict, step_time
 from harness.recipe import EFFECTS, Recipe, list_recipes, load_recipe
 from harness.recipe.fields import Optimizer
 from harness.step_profile.step_profile import StepProfile
@@ -212,10 +212,10 @@ def test_full_fine_tuning_in_bf16_with_foreach_adamw_peaks_at_five_times_the_wei
 def test_six_flops_a_parameter_and_token():
     """Kaplan et al., arXiv 2001.08361: forward and backward take 6 FLOPs for each weight of a product and
     token; attention's two products take 4·S·Q a layer and token forward, and five 10 back."""
-    timing = Timing(estimate(small(micro_batch_size=2), A100, SMALL))
+    time = step_time(estimate(small(micro_batch_size=2), A100, SMALL))
     tokens = 2 * 512
     weights = 8 * (1024 * (1024 + 256 + 256) + 1024 * 1024 + 3 * 1024 * 2816) + 1024 * 32_000
-    assert timing.step.model_flops == 6 * weights * tokens + 8 * (4 + 10) * 512 * 1024 * tokens
+    assert time.stats.model_flops == 6 * weights * tokens + 8 * (4 + 10) * 512 * 1024 * tokens
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b-full-bf16", "llama-3.2-1b-bf16", "qwen2.5-7b-lora"])
@@ -224,8 +224,8 @@ def test_checkpointing_costs_a_forward_more(name):
     phases = []
     for on in ("true", "false"):
         recipe = load_recipe(name, [f"gradient_checkpointing={on}", "micro_batch_size=4"])[1]
-        timing = Timing(estimate(recipe, A100))
-        phases.append(timing.phases["forward"].seconds + timing.phases["backward"].seconds)
+        time = step_time(estimate(recipe, A100))
+        phases.append(time.phases["forward"].seconds + time.phases["backward"].seconds)
     assert 1.2 <= phases[0] / phases[1] <= (1.51 if "lora" in name else 1.35)
 
 
@@ -236,7 +236,7 @@ def test_compiled_products_in_fp8_win_what_was_published():
 
     def computing_s(**toggles):
         recipe = Recipe(model="llama-3.1-8b", seq_len=8192, precision="bf16", **toggles)
-        phases = Timing(estimate(recipe, H100)).phases
+        phases = step_time(estimate(recipe, H100)).phases
         return phases["forward"].seconds + phases["backward"].seconds
 
     faster = computing_s(compile=True) / computing_s(compile=True, fp8=True)
@@ -326,8 +326,8 @@ def test_checkpointing_keeps_less_and_takes_longer(recipe, shape):
         estimate(changed(recipe, gradient_checkpointing=on), H100, shape) for on in (False, True)
     )
     assert after.kept_by_blocks < before.kept_by_blocks
-    assert Timing(after).seconds > Timing(before).seconds
-    assert Timing(after).step.model_flops == Timing(before).step.model_flops <= Timing(after).flops
+    assert step_time(after).seconds > step_time(before).seconds
+    assert step_time(after).stats.model_flops == step_time(before).stats.model_flops <= step_time(after).flops
 
 
 @few
@@ -375,7 +375,7 @@ def test_what_is_sent_by_hand():
         ({"parallel": "ddp", "dp_replicate": 4}, 2),
     ):
         sizes = estimate(small(precision="bf16", **fields), H100, shape)
-        sent = sum(phase.sent_bytes for phase in Timing(sizes).phases.values())
+        sent = sum(phase.sent_bytes for phase in step_time(sizes).phases.values())
         whole = sizes.parameter_bytes * (4 if "dp_shard" in fields else 1)
         assert sent == pytest.approx(3 / 4 * passes * whole, rel=0.01)
 

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from harness.hardware import arithmetic_intensity, machine_balance
-from harness.napkin import Memory, Moment, Term, Timing, derive_terms
+from harness.napkin import Memory, Moment, Term, derive_terms, step_time
 from harness.recipe import surprises_of_mesh
 from harness.step_profile import CATEGORIES
 from harness.units import GIB
@@ -94,11 +94,11 @@ def _number(number: float) -> str:
 
 
 def _timing(memory: Memory) -> Iterator[str]:
-    timing, hardware, dtype = Timing(memory), memory.hardware, memory.recipe.compute_dtype
-    step = timing.step
+    time, hardware, dtype = step_time(memory), memory.hardware, memory.recipe.compute_dtype
+    step = time.stats
     columns = ("ms", "TFLOP", "GB", "compute", "memory", "launch", "link")
     yield from ("", f"{'Time by phase, ms':<17}" + "".join(f"{column:>8}" for column in columns) + " waits")
-    for name, phase in timing.phases.items():
+    for name, phase in time.phases.items():
         link = phase.transfer_s + phase.waited_s + phase.sent_s
         seconds = (phase.time.compute_s, phase.time.memory_s, phase.time.host_s, link)
         numbers = [
@@ -109,16 +109,16 @@ def _timing(memory: Memory) -> Iterator[str]:
         ]
         waits = "host" if phase.seconds > phase.time.device_s else phase.time.bound
         yield f"  {_SHORT.get(name, name):<15}" + "".join(f"{_number(n):>8}" for n in numbers) + f" {waits}"
-    recomputed = timing.recomputed_flops / timing.flops
-    intensity = arithmetic_intensity([work for phase in timing.phases.values() for work in phase.works])
-    yield f"  step {timing.seconds * 1e3:,.1f} ms, {timing.tokens_per_s:,.0f} tokens/s"
+    recomputed = time.recomputed_flops / time.flops
+    intensity = arithmetic_intensity([work for phase in time.phases.values() for work in phase.works])
+    yield f"  step {time.seconds * 1e3:,.1f} ms, {time.tokens_per_s:,.0f} tokens/s"
     shares = f"MFU {step.mfu or 0:.1%}, HFU {step.hfu or 0:.1%}"
     yield f"  {shares} ({recomputed:.0%} of the FLOPs are recomputation)"
     yield f"  {_ADVICE[step.bound or 'host']}"
     balance = machine_balance(hardware, dtype)
     yield f"  arithmetic intensity {intensity:.0f} FLOP/byte, machine balance {balance:.0f} ({dtype})"
     if memory.recipe.distributed:
-        waited = sum(phase.exposed_s for phase in timing.phases.values())
+        waited = sum(phase.exposed_s for phase in time.phases.values())
         yield f"  of the step, {waited * 1e3:,.1f} ms wait for other ranks"
     yield from textwrap.wrap(
         f"  rates: {hardware.calibration.source}", 98, subsequent_indent="    ", break_on_hyphens=False
