@@ -34,6 +34,17 @@ _SOFTMAX_AS_GIVEN = ("gpt2", "gpt_oss", "falcon")
 """Families whose attention code computes the softmax in the dtype of the scores, and not in fp32."""
 
 
+class LossMemory(NamedTuple):
+    """What the last norm, the head and the loss hold."""
+
+    kept: list[Term]
+    """Until backward."""
+    at_end: list[Term]
+    """In local variables, when forward ends."""
+    in_backward: list[Term]
+    """When backward begins: the gradients of logits, and what it makes with them."""
+
+
 class Activations:
     """The bytes that one micro batch keeps on a rank for backward, and holds for a while."""
 
@@ -300,7 +311,7 @@ class Activations:
         return of_rows // self.recipe.forward_passes + whole
 
     @cached_property
-    def loss(self) -> "LossMemory":
+    def loss(self) -> LossMemory:
         """What the last norm, the head and the loss hold, by what computes the loss."""
         recipe, built, term, width = self.recipe, self.built, self.dims.term, self.compute
         norm, trains = self._norm("final norm", [built.head]), recipe.trains_base
@@ -357,14 +368,3 @@ class Activations:
             term("one chunk of logits", f"{min(tokens, chunk):,}·V", wide, source),
             *[term("gradient of the head", "V·H", width, source)] * self.recipe.trains_base,
         ]
-
-
-class LossMemory(NamedTuple):
-    """What the last norm, the head and the loss hold."""
-
-    kept: list[Term]
-    """Until backward."""
-    at_end: list[Term]
-    """In local variables, when forward ends."""
-    in_backward: list[Term]
-    """When backward begins: the gradients of logits, and what it makes with them."""
