@@ -14,7 +14,6 @@ from harness.kernel_time import time_of, transfer
 from harness.napkin.activations import DEQUANTIZED
 from harness.napkin.memory import Memory
 from harness.napkin.terms import sum_of
-from harness.napkin.weights import SIZES
 
 PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
 """PASSES is how often each byte that is kept is read or written. The others are the operators that forward
@@ -131,8 +130,9 @@ class _Works:
             works.append(Work(0, size * factors, 2 * launches))
         if matrix.name in built.adapted and built.lora:
             flops = 2 * rows * built.rank * (matrix.inputs + matrix.outputs) // tp
-            wide = width if self.recipe.mixed else SIZES[built.adapter_dtype(matrix)]
-            cast = wide * rows * (matrix.inputs + 3 * matrix.outputs)  # its input, products and sum
+            cast = (
+                self.acts.width_of_adapter(matrix) * rows * (matrix.inputs + 3 * matrix.outputs)
+            )  # its input, products and sum
             works.append(Work(flops, cast, OPERATORS_OF_LORA, "matmul", dtype))
         return [work.times(times * self.micro) for work in works]
 
