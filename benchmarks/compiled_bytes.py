@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.architecture import find_config, load_shape, read_config
 from harness.hardware.hardware import find_hardware
-from harness.napkin import Timing, estimate
+from harness.napkin import estimate
 from harness.napkin.terms import sum_of
 from harness.recipe.check import check_recipe
 from harness.system.files import write_whole
@@ -63,9 +63,9 @@ def counted(model: str, layers: int) -> tuple[int, int]:
 def kept_bytes(model: str) -> int:
     """What napkin says that a compiled block keeps for backward."""
     fields = {"model": model, "precision": "bf16", "compile": True, "seq_len": SEQ_LEN, "attention": "sdpa"}
-    sizes = Timing(estimate(check_recipe(fields, model), find_hardware("a100-80gb")).sizes)
+    memory = estimate(check_recipe(fields, model), find_hardware("a100-80gb"))
     (block, *_) = load_shape(model).blocks
-    return sum_of(sizes.acts.kept_by(block))
+    return sum_of(memory.activations.kept_by(block))
 
 
 def block_bytes(model: str) -> list[int]:

@@ -139,7 +139,7 @@ def host_optimizer(context: Context) -> Result:
             weights, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, foreach=True
         )
         kind = Weight("", side, side, name, side * side * dtype.itemsize, trained=True, count=count)
-        moved = OptimizerMemory(recipe, [kind]).moved_bytes
+        moved = OptimizerMemory(recipe, [kind]).update.bytes_moved
         rows.append({"dtype": name, "bytes": moved, "s": _median_on_clock(optimizer.step, repeats=5)})
     return {"rows": rows, "threads": torch.get_num_threads()}
 

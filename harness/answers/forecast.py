@@ -37,14 +37,14 @@ def forecast_on_cpu(recipe: Recipe) -> Forecast | None:
     """The forecast from napkin's FLOPs and the speed of a matrix product that is tried now; None for a run of
     few FLOPs, and for a model whose FLOPs napkin does not know."""
     from harness.measure import matmul_flops_per_s, total_steps
-    from harness.napkin import Timing, estimate
+    from harness.napkin import estimate, step_time
 
     try:
-        timing = Timing(estimate(recipe, find_hardware(DEFAULT_HARDWARE)).sizes)
+        time = step_time(estimate(recipe, find_hardware(DEFAULT_HARDWARE)))
     except InputError:
         return None
-    steps = total_steps(recipe)
-    if steps * timing.hardware_flops < NOT_WORTH_ASKING_FLOPS:
+    steps, flops = total_steps(recipe), time.flops
+    if steps * flops < NOT_WORTH_ASKING_FLOPS:
         return None
     dtype = recipe.compute_dtype
-    return Forecast(steps, timing.hardware_flops, matmul_flops_per_s(dtype), dtype)
+    return Forecast(steps, flops, matmul_flops_per_s(dtype), dtype)

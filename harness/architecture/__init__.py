@@ -1,10 +1,10 @@
 """A model's sizes and layers, read from its config.json without torch."""
 # pyright: reportUnusedImport=false
 
+from harness.architecture.adapters import adapted_names, ia3_parts, lora_parts
 from harness.architecture.attention import why_no_sdpa, with_attention
 from harness.architecture.config_file import LAYERS, MAX_CONFIG_BYTES, check_counts, read_config
 from harness.architecture.layers import (
-    EXPERTS_ONCE_LINEAR,
     TOWER,
     Matrix,
     head_of,

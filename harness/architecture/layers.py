@@ -27,14 +27,6 @@ _OWN = {
     "starcoder2": ("o_proj", "c_fc", "c_proj"),
 }
 """Families with other names for attention's output matrix and for the MLP's two."""
-EXPERTS_ONCE_LINEAR = (
-    *("mixtral", "minimax", "minimax_m2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "qwen3_moe"),
-    *("qwen3_next", "mellum", "olmoe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "dots1"),
-    *("ernie4_5_moe", "longcat_flash", "hunyuan_v1_moe", "exaone_moe", "afmoe", "solar_open", "beam"),
-    "cohere2_moe",
-)
-"""Families whose experts were linear layers before transformers 5, and which peft's all-linear still adapts
-as such (peft/utils/transformers_weight_conversion.py, 0.21)."""
 TOWER = "image tower"
 """The name under which the weights of the image tower and its projector are counted together."""
 _STATES = {"delta": "linear_attn", "state space": "mamba", "conv": "conv", "recurrent": "temporal_block"}

@@ -17,7 +17,7 @@ from harness.ask.question import Question
 from harness.errors import InputError
 from harness.fit import Change, ConfirmedFit, Simulations, cost_in_words, fit
 from harness.formula import point_of, terms_at_peak
-from harness.napkin import Timing, estimate, profile
+from harness.napkin import estimate, profile, step_time
 from harness.step_profile import (
     CATEGORIES,
     PHASES_BETWEEN_STEPS,
@@ -170,7 +170,7 @@ def by_arithmetic(question: Question) -> dict[str, Any]:
     Raises InputError for a model that arithmetic does not know."""
     memory = estimate(question.recipe, question.hardware)
     found = profile(memory)
-    found.step.time_s.p10, found.step.time_s.p90 = Timing(memory.sizes).range_s
+    found.step.time_s.p10, found.step.time_s.p90 = step_time(memory).range_s
     alternatives = Found.by_arithmetic(question)
     alternatives.tight = alternatives.tight and found.oom is None
     if question.after.after:
@@ -213,10 +213,10 @@ def _step_by_arithmetic(question: Question) -> StepStats:
         memory = estimate(question.recipe, question.hardware)
     except InputError:
         return StepStats()
-    timing = Timing(memory.sizes)
-    low, high = timing.range_s
-    time_s = TimeStats(median=timing.seconds, p10=low, p90=high)
-    return StepStats(time_s=time_s, tokens_per_s=timing.tokens_per_s, bound=timing.bound)
+    time = step_time(memory)
+    low, high = time.range_s
+    time_s = TimeStats(median=time.seconds, p10=low, p90=high)
+    return StepStats(time_s=time_s, tokens_per_s=time.tokens_per_s, bound=time.bound)
 
 
 def answer_of(

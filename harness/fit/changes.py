@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from harness.architecture import ModelShape, liger_has, why_no_sdpa
 from harness.errors import InputError
 from harness.hardware import Hardware
-from harness.napkin import Timing, estimate, required_bytes
+from harness.napkin import estimate, step_time
 from harness.recipe import Recipe
 
 WORTHWHILE = 0.005
@@ -87,7 +87,7 @@ def by_arithmetic(hardware: Hardware, shape: ModelShape) -> Pricing:
 
     def price(recipe: Recipe) -> Price:
         memory = estimate(recipe, hardware, shape)
-        return Price(required_bytes(memory), Timing(memory.sizes).tokens_per_s)
+        return Price(memory.required_bytes, step_time(memory).tokens_per_s)
 
     return price
 

@@ -17,7 +17,7 @@ from harness.fit.held_back import NEUTRAL, cost_in_words, neutrally_changed
 from harness.fit.offers import GIB, UNSURE, Offer, by_verdict, estimated, simulated, without_the_step
 from harness.fit.simulations import Simulations, all_at_once, simulations_on
 from harness.hardware import Hardware, all_hardware
-from harness.napkin import estimate, required_bytes
+from harness.napkin import estimate
 from harness.recipe import Recipe
 from harness.step_profile import time_in_words
 from harness.system import collected_by_hand
@@ -127,9 +127,8 @@ def _with_neutral_change(
         offer = short.get(device.datasheet.name)
         if offer is None:
             return False
-        saved = required_bytes(estimate(recipe, device, shape)) - required_bytes(
-            estimate(other, device, shape)
-        )
+        now, then = (estimate(each, device, shape).required_bytes for each in (recipe, other))
+        saved = now - then
         return (offer.required_bytes or 0) - saved * (1 + UNSURE) <= device.memory_bytes
 
     hopeful = [alike for alike in kinds if any(may_fit(device) for device in alike)]

@@ -57,10 +57,10 @@ def check_host_memory(recipe: Recipe, device_type: str, available: Available | N
 def host_needs(recipe: Recipe, device_type: str) -> dict[str, int]:
     """The bytes of host memory that the run will hold at once, by a description of each part."""
     memory = estimate(recipe, find_hardware(ANY_GPU))
-    needs = dict(memory.sizes.host_parts)
+    needs = dict(memory.host_parts)
     if recipe.quantized and recipe.weights == "pretrained":
         # transformers (5.17 to 5.23) loads one tensor after the other when it quantizes what it loads
-        needs["the largest weight before it is quantized"] = memory.sizes.quantizing_bytes
+        needs["the largest weight before it is quantized"] = memory.quantizing_bytes
     if device_type == "cpu":
         needs["the step itself, which runs there too"] = memory.peak.total_bytes
     return needs

@@ -10,7 +10,7 @@ from harness.architecture import load_shape
 from harness.errors import InputError
 from harness.fit.simulations import Simulations
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
-from harness.napkin import Timing, estimate, required_bytes
+from harness.napkin import estimate, step_time
 from harness.recipe import Recipe, shortened
 from harness.step_profile import is_tight
 from harness.units import GIB
@@ -126,8 +126,8 @@ def without_the_step(device: Hardware, reason: str, required_bytes: int | None =
 def estimated(recipe: Recipe, device: Hardware) -> Offer:
     """The offer by arithmetic. Raises InputError for a model that napkin cannot estimate."""
     memory = estimate(recipe, device, load_shape(recipe.model))
-    timing, needed = Timing(memory.sizes), required_bytes(memory)
-    return _offer(device, needed, timing.tokens_per_s, timing.bound, needed <= device.memory_bytes)
+    time, needed = step_time(memory), memory.required_bytes
+    return _offer(device, needed, time.tokens_per_s, time.bound, needed <= device.memory_bytes)
 
 
 def simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Offer:

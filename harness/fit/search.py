@@ -11,7 +11,7 @@ from harness.architecture import ModelShape, load_shape, num_parameters
 from harness.errors import InputError
 from harness.fit.changes import Change, by_arithmetic, combined, overrides, suggestions
 from harness.hardware import Hardware
-from harness.napkin import estimate, required_bytes
+from harness.napkin import Memory, estimate, sum_of
 from harness.recipe import Recipe
 from harness.units import in_gib
 
@@ -71,8 +71,21 @@ def fit(recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN) -
     largest_recipe = recipe.model_copy(update={"micro_batch_size": rows or recipe.micro_batch_size})
     memory = estimate(largest_recipe, hardware, shape)
     told_bytes = TELLING * memory.peak.total_bytes
-    filled = [f"{in_gib(n)} of {what}" for what, n in memory.parts_at_peak.items() if n >= told_bytes]
+    filled = [f"{in_gib(n)} of {what}" for what, n in parts_at_peak(memory).items() if n >= told_bytes]
     return Fit(limit, needed, rows, tokens, changes, together, size, ", ".join(filled))
+
+
+def parts_at_peak(memory: Memory) -> dict[str, int]:
+    """The bytes of the peak by what they are, in words, the largest first. Tensors as large as the logits are
+    apart from other activations and temporaries."""
+    loss, peak, name = memory.activations.loss, memory.peak, "logits with their copies and gradients"
+    parts = {category.replace("_", " "): size for category, size in peak.held.items()} | {name: 0}
+    during = {"the end of the loss": loss.at_end, "the gradient of the logits": loss.in_backward}
+    now = during.get(peak.where, [])
+    for category, terms in (("activations", loss.kept if now else []), ("temporaries", now)):
+        size = sum_of(term for term in terms if "B·S·V" in term.formula)
+        parts[category], parts[name] = parts[category] - size, parts[name] + size
+    return dict(sorted(parts.items(), key=lambda part: -part[1]))
 
 
 def usable_bytes(hardware: Hardware, margin: float) -> int:
@@ -84,7 +97,7 @@ def usable_bytes(hardware: Hardware, margin: float) -> int:
 
 def needs_of(recipe: Recipe, hardware: Hardware, field: FitField, shape: ModelShape) -> Callable[[int], int]:
     """The function from a value of `field` to the bytes that the recipe then needs by arithmetic."""
-    return lambda value: required_bytes(estimate(recipe.model_copy(update={field: value}), hardware, shape))
+    return lambda value: estimate(recipe.model_copy(update={field: value}), hardware, shape).required_bytes
 
 
 def largest_within(limit: int, needs: Callable[[int], int], field: FitField, shape: ModelShape) -> int:

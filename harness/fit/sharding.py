@@ -20,8 +20,8 @@ from typing import Any, Literal, NamedTuple
 
 from harness.errors import CannotDivide, InputError
 from harness.fit.simulations import Simulations, all_at_once
-from harness.hardware import GPUS_PER_NODE, Hardware
-from harness.napkin import Memory, Moment, Sizes, Timing, estimate, ring, sent_bytes
+from harness.hardware import GPUS_PER_NODE, Hardware, sent_share
+from harness.napkin import Memory, Moment, estimate, step_time
 from harness.recipe import Recipe, check_recipe
 from harness.system import collected_by_hand
 from harness.units import in_gib
@@ -40,19 +40,19 @@ class Buffer(NamedTuple):
     size_bytes: int
 
 
-def zero_buffers(sizes: Sizes, strategy: str) -> list[Buffer]:
+def zero_buffers(memory: Memory, strategy: str) -> list[Buffer]:
     """The buffers of a ZeRO stage with DeepSpeed's default settings, which are alive at the same time in
     backward; none for other strategies."""
     if strategy not in ("ZeRO-1", "ZeRO-2", "ZeRO-3"):
         return []
-    trained = sum(w.elements * w.count for w in sizes.trained)
-    of_gradient = sizes.gradient_bytes // trained if trained else 0
+    trained = sum(w.elements * w.count for w in memory.trained)
+    of_gradient = memory.gradient_bytes // trained if trained else 0
     bucket = Buffer(
         "reduce_bucket_size", f"{REDUCE_BUCKET_SIZE:,} × {of_gradient} B", REDUCE_BUCKET_SIZE * of_gradient
     )
     if strategy != "ZeRO-3":
         return [bucket]
-    weights = [*sizes.outer, *sizes.in_blocks]
+    weights = [*memory.built.outer, *memory.built.in_blocks]
     elements = sum(w.elements * w.count for w in weights)
     of_weight = sum(w.total_bytes for w in weights) / elements
     live = min(elements, MAX_LIVE_PARAMETERS + PREFETCH_BUCKET_SIZE)
@@ -173,7 +173,7 @@ def strategies(
     warnings. What cannot be simulated is estimated. Raises InputError unless gpus is at least 1, and for
     offloaded or in-backward optimizers, whose states are not where these strategies divide them.
     """
-    recipe = memory.sizes.recipe
+    recipe = memory.recipe
     if gpus < 1 or group < 1:
         raise InputError(f"--gpus {gpus}: it must be at least 1.")
     if gpus > group and gpus % group:
@@ -185,7 +185,7 @@ def strategies(
         )
     group = min(group, gpus)
     given = recipe.model_dump()
-    alone = estimate(check_recipe(given | ALONE, "shard"), memory.sizes.hardware, memory.sizes.built.shape)
+    alone = estimate(check_recipe(given | ALONE, "shard"), memory.hardware, memory.built.shape)
     of_fsdp = given if recipe.fsdp else given | ALONE
     ddp = recipe.distributed and not (recipe.fsdp or recipe.tensor_parallel)
     of_ddp = given if ddp else given | ALONE
@@ -210,7 +210,7 @@ def strategies(
         except InputError as error:
             rows[strategy] = Refused(strategy, str(error).removeprefix(f"{strategy}: "))
     if not by_arithmetic:
-        rows |= {row.strategy: row for row in _simulated(engines, memory.sizes.hardware, told)}
+        rows |= {row.strategy: row for row in _simulated(engines, memory.hardware, told)}
     return list(rows.values())
 
 
@@ -258,72 +258,67 @@ def bucket_note(rows: Iterable[Sharded | Refused]) -> str:
 
 def _by_napkin(alone: Memory, strategy: str, recipe: Recipe) -> Sharded:
     """The row of a strategy of PyTorch's engines by arithmetic; `recipe` is divided, `alone` on one GPU."""
-    rank = estimate(recipe, alone.sizes.hardware, alone.sizes.built.shape)
-    sizes = rank.sizes
-    phases = Timing(sizes).phases.values()
+    rank = estimate(recipe, alone.hardware, alone.built.shape)
+    phases = step_time(rank).phases.values()
     return Sharded(
         strategy,
         States(
-            sizes.device_parameters if sizes.away else sizes.parameter_bytes,
-            0 if sizes.away else sizes.gradient_bytes,
-            sizes.device_state,
+            rank.device_parameters if rank.away else rank.parameter_bytes,
+            0 if rank.away else rank.gradient_bytes,
+            rank.device_state,
         ),
         rank.peak.total_bytes,
-        sum(sent for _, sent in sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes).values()),
+        sum(phase.sent_bytes for phase in phases),
         sum(phase.sent_s for phase in phases),
         sum(phase.exposed_s for phase in phases),
         OVERLAP[strategy],
-        _fits(rank.peak.total_bytes, sizes.hardware),
+        rank.required_bytes <= rank.hardware.memory_bytes,
         None,
-        sum(sizes.host_parts.values()),
-        sizes.bucket_bytes,
-        sizes.bucket_bytes // BUCKET_BYTES + recipe.ddp,
+        sum(rank.host_parts.values()),
+        rank.bucket_bytes,
+        rank.bucket_bytes // BUCKET_BYTES + recipe.ddp,
         rank.peak.where,
     )
 
 
 def _by_states(memory: Memory, strategy: str, gpus: int) -> Sharded:
     """The row of model parallelism or a ZeRO stage by arithmetic, from the recipe's `memory` on one GPU."""
-    sizes = memory.sizes
-    whole = States(sizes.parameter_bytes, sizes.gradient_bytes, sizes.device_state)
+    whole = States(memory.parameter_bytes, memory.gradient_bytes, memory.device_state)
     states = model_states(strategy, whole, gpus)
-    buffers = zero_buffers(sizes, strategy) if gpus > 1 else []
+    buffers = zero_buffers(memory, strategy) if gpus > 1 else []
     held = sum(buffer.size_bytes for buffer in buffers)
     peak = held + max(_at(moment, strategy, states, whole, gpus) for moment in memory.moments[1:])
     sent, exposed = _traffic(memory, strategy, gpus)
-    link = sizes.hardware.datasheet.gpu_link.value
+    link = memory.hardware.datasheet.gpu_link.value
     exposed_s = exposed / link + max(0.0, (sent - exposed) / link - _hidden_s(memory, strategy))
     formula = "; ".join(f"{buffer.name} {buffer.formula}" for buffer in buffers)
-    fits = _fits(peak, sizes.hardware)
+    fits = peak + memory.hardware.calibration.cuda_context_bytes <= memory.hardware.memory_bytes
     overlap = OVERLAP[strategy]
     return Sharded(strategy, states, peak, sent, sent / link, exposed_s, overlap, fits, buffers=formula)
-
-
-def _fits(peak_bytes: float, hardware: Hardware) -> bool:
-    return peak_bytes + hardware.calibration.cuda_context_bytes <= hardware.memory_bytes
 
 
 def _hidden_s(memory: Memory, strategy: str) -> float:
     """The seconds of computation that can hide a strategy's communication. Gradients are complete, and are
     sent, in the backward of the step's last micro batch; sharded parameters are gathered in every pass."""
-    computing = Timing(memory.sizes).phases
+    computing = step_time(memory).phases
     forward_s, backward_s = computing["forward"].seconds, computing["backward"].seconds
     if strategy in ("ZeRO-1", "ZeRO-2"):
-        return backward_s / memory.sizes.recipe.gradient_accumulation_steps
+        return backward_s / memory.recipe.gradient_accumulation_steps
     return forward_s + backward_s
 
 
 def _at(moment: Moment, strategy: str, states: States, whole: States, gpus: int) -> float:
     """The bytes of a GPU at a moment of the step, with the states divided as in `states`."""
     share = states.gradients / whole.gradients if whole.gradients else 1.0
-    held = states.parameters + moment.gradients * share + states.optimizer
-    own = moment.activations + moment.temporaries
+    now = moment.held
+    held = states.parameters + now["gradients"] * share + states.optimizer
+    own = now["activations"] + now["temporaries"]
     if moment.phase == "optimizer_step":  # temporaries are as large as what a GPU steps
         stepped = states.optimizer / whole.optimizer if whole.optimizer else share
-        own = moment.activations + moment.temporaries * stepped
+        own = now["activations"] + now["temporaries"] * stepped
     if strategy == "model parallel":
         own /= gpus
-    return held + own + moment.inputs + moment.other
+    return held + own + now["inputs"] + now["other"]
 
 
 def _traffic(memory: Memory, strategy: str, gpus: int) -> tuple[float, float]:
@@ -334,16 +329,15 @@ def _traffic(memory: Memory, strategy: str, gpus: int) -> tuple[float, float]:
     a reduce-scatter of the gradients: 1.5 times DDP. Model parallel: the residual stream at each border,
     forward and back.
     """
-    sizes = memory.sizes
-    micro = sizes.recipe.gradient_accumulation_steps
-    gradients, everything = sizes.gradient_bytes, sizes.parameter_bytes
-    trained = gradients  # updated weights have the gradients' size
+    micro = memory.recipe.gradient_accumulation_steps
+    gradients, everything = memory.gradient_bytes, memory.parameter_bytes
+    trained, share = gradients, sent_share("all_gather", gpus)  # updated weights are as large as gradients
     if strategy == "model parallel":
-        border = 2 * micro * sizes.activations.block_input.size_bytes if gpus > 1 else 0
+        border = 2 * micro * memory.activations.block_input.size_bytes if gpus > 1 else 0
         return border, border
     if strategy in ("ZeRO-1", "ZeRO-2"):
-        return ring(gpus) * (gradients + trained), ring(gpus) * trained
-    return ring(gpus) * (2 * micro * everything + gradients * micro), 0.0
+        return share * (gradients + trained), share * trained
+    return share * (2 * micro * everything + gradients * micro), 0.0
 
 
 OVERLAP = {

@@ -29,4 +29,5 @@ from harness.hardware.roofline import (
     machine_balance,
     sent_share,
 )
+from harness.hardware.step_time import PhaseTime, StepTime
 from harness.hardware.table import FP8_SINCE, TABLE_NAMES, threads_per_sm

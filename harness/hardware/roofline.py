@@ -109,9 +109,9 @@ class Time:
     """The time of the bytes alone."""
     host_s: float
     """The time of the host's launches."""
-    computing_s: float = 0.0
+    computing_s: float
     """The part of device_s in kernels that compute longer than they move bytes; others wait for memory."""
-    range_s: tuple[float, float] | None = None
+    range_s: tuple[float, float]
     """The range of device_s, by the 10th and the 90th percentile of the errors of such estimates."""
 
     @property

@@ -16,7 +16,6 @@ from harness.step_profile import (
     PhaseStats,
     StepStats,
     TimeStats,
-    utilization,
 )
 from harness.training import Kind
 
@@ -47,18 +46,8 @@ def step_stats(
 ) -> StepStats:
     """The step's time, its tokens per second, and its FLOPs as a share of what `hardware` can do. `tokens`:
     of one step of all ranks."""
-    time_s = _spread(times_s, "step")
-    all_flops = model_flops = None
-    if flop_count is not None:
-        all_flops = sum(flops for phase, flops in flop_count.flops.items() if phase != "optimizer_step")
-        model_flops = all_flops - flop_count.recomputed_flops
-    return StepStats(
-        time_s=time_s,
-        tokens_per_s=tokens / time_s.median if tokens and time_s.median else None,
-        model_flops=model_flops,
-        mfu=utilization(model_flops, time_s.median, hardware.peak_flops),
-        hfu=utilization(all_flops, time_s.median, hardware.peak_flops),
-    )
+    flops, recomputed = (flop_count.flops, flop_count.recomputed_flops) if flop_count else (None, 0)
+    return StepStats.of(_spread(times_s, "step"), tokens, flops, recomputed, hardware.peak_flops)
 
 
 def log_line(

@@ -2,8 +2,7 @@
 # pyright: reportUnusedImport=false
 
 from harness.napkin.derivation import derive_terms
-from harness.napkin.memory import Memory, Moment, Sizes, required_bytes
+from harness.napkin.memory import Memory, Moment
 from harness.napkin.prediction import estimate, predict, profile, warnings_of
-from harness.napkin.ranks import ring, sent_bytes
-from harness.napkin.terms import Term
-from harness.napkin.timing import Timing
+from harness.napkin.terms import Term, sum_of
+from harness.napkin.timing import step_time

@@ -7,7 +7,7 @@ in transformers' models/*/modeling_*.py, and what LoRA adds in peft/tuners/lora/
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from harness.architecture import Block, Matrix, matrices_of
 from harness.hardware import Hardware
@@ -25,12 +25,24 @@ CHUNKED = "torch/nn/modules/linear_cross_entropy.py"
 SCORES = "transformers/modeling_layers.py, GenericForSequenceClassification"
 TRL = "trl/kernels/chunked_logprob.py"
 ODDS = "trl/experimental/orpo/orpo_trainer.py, concatenated_forward"
+DORA = "peft/tuners/lora/dora.py"
 TRL_TOKENS, TRL_WORDS = 4096, 32768
 """The size of TRL's tiles of logits, whatever the vocabulary (TOKEN_CHUNK_SIZE; trl/trainer/utils.py)."""
 _KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "xielu": 4}
 """Tensors of the MLP's width that a nonlinearity keeps; others keep one, their input or ReLU its result."""
 _SOFTMAX_AS_GIVEN = ("gpt2", "gpt_oss", "falcon")
 """Families whose attention code computes the softmax in the dtype of the scores, and not in fp32."""
+
+
+class LossMemory(NamedTuple):
+    """What the last norm, the head and the loss hold."""
+
+    kept: list[Term]
+    """Until backward."""
+    at_end: list[Term]
+    """In local variables, when forward ends."""
+    in_backward: list[Term]
+    """When backward begins: the gradients of logits, and what it makes with them."""
 
 
 class Activations:
@@ -90,24 +102,24 @@ class Activations:
             return terms
         for matrix in matrices_of(self.shape, block):
             rows = "B·S·X" if matrix.stacked > 1 else "B·S"
-            divided = self.recipe.tp if matrix.role in ("in", "up") else 1
-            each = self.dims.of(rows) * matrix.outputs // divided
+            made = f"{rows}·{matrix.outputs // (self.recipe.tp if matrix.role in ('in', 'up') else 1):,}"
             if not self.built.storage(matrix):
-                what, formula = f"{matrix.name}: W x", f"{rows}·{matrix.outputs:,} × {self.compute} B"
-                terms.append(Term("", what, formula, each * self.compute, SELECTIVE))
+                terms.append(term(f"{matrix.name}: W x", made, self.compute, SELECTIVE))
             if matrix.name in self.built.adapted and self.built.lora:
-                wide = self.compute if self.recipe.mixed else SIZES[self.built.adapter_dtype(matrix)]
-                what, formula = f"{matrix.name}: B A x", f"{rows}·{matrix.outputs:,} × {wide} B"
-                terms += [
-                    term("A x", "B·S·R", wide, SELECTIVE),
-                    Term("", what, formula, each * wide, SELECTIVE),
-                ]
+                wide = self.width_of_adapter(matrix)
+                terms.append(term("A x", "B·S·R", wide, SELECTIVE))
+                terms.append(term(f"{matrix.name}: B A x", made, wide, SELECTIVE))
         if not block.attends:
             return terms
         width = 4 if self.kernel == "plain" else self.read
         terms.append(term("attention's output", "B·S·N·U", width, SELECTIVE))
         also = ("log-sum-exp", "B·S·N", 4) if self.kernel == "fused" else ("scores", "B·N·S·S", width)
         return [*terms, term(*also, SELECTIVE)]
+
+    def made_again(self, block: Block) -> int:
+        """The bytes that a block with checkpointing computes again in backward, of a forward pass."""
+        again = max(sum_of(self.kept_by(block)) - sum_of(self.made_once(block)), 0)
+        return self.recomputes * again // self.recipe.forward_passes
 
     def kept_by(self, block: Block) -> list[Term]:
         """What one block of this kind keeps for backward when nothing is recomputed."""
@@ -161,15 +173,13 @@ class Activations:
             return [] if kept and not casts else [own]
         if any(built.storage(m) == "int8" for m in readers) and (not kept or self.recomputes):
             terms, kept = [term(name, dims, width, IN_CTX)], True
-        for matrix in [] if built.lora else adapted:  # IA3: what a scale's gradient needs
-            feeds, made = matrix.role == "down", self.dims.of("B·S") * matrix.outputs * self.made
-            whole = Term(
-                "", f"{matrix.name} unscaled", f"B·S·{matrix.outputs:,} × {self.made} B", made, "IA3"
-            )
-            terms.append(term(f"{name} for its scale", dims, 4, "IA3") if feeds else whole)
+        for matrix in [] if built.lora else adapted:  # what a scale's gradient needs
+            scaled = ("for its scale", dims, 4) if matrix.role == "down" else None
+            what, of, wide = scaled or ("unscaled", f"B·S·{matrix.outputs:,}", self.made)
+            terms.append(term(f"{name if scaled else matrix.name} {what}", of, wide, "IA3"))
         if not adapted or not built.lora:
             return terms
-        wide = self.compute if recipe.mixed else SIZES[built.adapter_dtype(adapted[0])]
+        wide = self.width_of_adapter(adapted[0])
         dropped = recipe.lora_dropout > 0
         if dropped:
             terms.append(term(f"{name}: mask of dropout", dims, 1, "native_dropout", len(adapted)))
@@ -179,13 +189,15 @@ class Activations:
             terms.append(term(f"{name} for A", dims, wide, "LoRA's A", copies))
         terms.append(term("A x", "B·S·R", wide, "LoRA's B", len(adapted)))
         for matrix in adapted if built.lengths else []:
-            rows, each = self.dims.of("B·S") * matrix.outputs, (wide if dropped else self.made) + wide
-            formula = f"B·S·{matrix.outputs:,} × {each} B"
-            terms.append(Term("", f"{matrix.name}: W x and B A x", formula, rows * each, "DoRA's lengths"))
+            each, made = (wide if dropped else self.made) + wide, f"B·S·{matrix.outputs:,}"
+            terms.append(term(f"{matrix.name}: W x and B A x", made, each, "DoRA's lengths"))
             if dropped:  # W x is not the base's own then, but a product with W in A's dtype
-                formula, size = f"{matrix.elements:,} × {wide} B", matrix.elements * wide
-                terms.append(Term("", f"{matrix.name} for W x", formula, size, "peft/tuners/lora/dora.py"))
+                terms.append(term(f"{matrix.name} for W x", f"{matrix.elements:,}", wide, DORA))
         return terms
+
+    def width_of_adapter(self, matrix: Matrix) -> int:
+        """Bytes of an element that the adapter of `matrix` computes with."""
+        return self.compute if self.recipe.mixed else SIZES[self.built.adapter_dtype(matrix)]
 
     def _mixed(self, block: Block, out: Sequence[Matrix]) -> list[Term]:
         own, _, also = block.mixer.partition(" and ")
@@ -262,8 +274,7 @@ class Activations:
         name, source = "experts with their adapters", "W + B A, made whole (peft's ParamWrapper)"
         if quantized:
             name, width, source = "experts dequantized", self.compute, DEQUANTIZED
-        made = Term("", name, f"{whole:,} × {width} B", whole * width, source)
-        return [*terms, made] if quantized or adapted else terms
+        return [*terms, term(name, f"{whole:,}", width, source)] if quantized or adapted else terms
 
     def tiled(self, block: Block) -> bool:
         """Whether the block's MLP keeps its input alone, and is computed part by part, again in backward."""
@@ -300,98 +311,60 @@ class Activations:
         return of_rows // self.recipe.forward_passes + whole
 
     @cached_property
-    def kept_by_loss(self) -> list[Term]:
-        """What the last norm, the head and the loss keep until backward."""
-        term = self.dims.term
-        if self.recipe.by_trl:  # of each token its last state, and log-probability, entropy, mean, rank
+    def loss(self) -> LossMemory:
+        """What the last norm, the head and the loss hold, by what computes the loss."""
+        recipe, built, term, width = self.recipe, self.built, self.dims.term, self.compute
+        norm, trains = self._norm("final norm", [built.head]), recipe.trains_base
+        if recipe.by_trl:  # of each token its last state, and log-probability, entropy, mean, rank
             states = term("states of tokens with a label", "B·S·H", self.stream, TRL)
-            return [
-                *self._norm("final norm", []),
-                states,
-                term("numbers for the loss and its log", "B·S", 40, TRL),
-            ]
-        terms = self._norm("final norm", [self.built.head])
-        if self.recipe.by_odds:
-            logits = term("logits", "B·S·V", self.compute, ODDS)
-            return [*terms, logits, self._half("log-probabilities of the chosen")]
-        if self.recipe.embeds:
-            return terms
-        if self.recipe.scores:  # a row's last token alone has a loss
-            read = term("final norm: output", "B·S·H", self.stream, "the gradient of the head of scores")
-            return terms if self.recipe.trains_base else [*terms, read]
+            numbers = term("numbers for the loss and its log", "B·S", 40, TRL)
+            tokens = min(self.dims.of("B·S"), TRL_TOKENS)
+            tile = term("one tile of logits", f"{tokens:,}·{TRL_WORDS:,}", width, TRL)
+            gradient = term("gradient of the states, fp32 and cast", "B·S·H", 4 + self.stream, TRL)
+            of_head = term("gradient of the head, fp32 and cast", "V·H", 4 + SIZES[built.loose_dtype], TRL)
+            kept = [*self._norm("final norm", []), states, numbers]
+            return LossMemory(kept, [tile, self._states(TRL)], [tile, gradient, *[of_head] * trains])
+        if recipe.by_row:  # scores of every token are made, though a row's last token alone is read
+            number, wide = recipe.scores, self.stream
+            scores = [term("scores of all tokens", f"B·S·{number:,}", width, SCORES)] * (number > 0)
+            read = [term("final norm: output", "B·S·H", wide, "the gradient of the head of scores")]
+            read *= number > 0 and not trains
+            return LossMemory([*norm, *read], [self._states(SCORES), *scores], scores)
+        logits = "B·S·V"
+        if recipe.by_odds:  # half of the rows are the chosen answers
+            kept = [term("logits", logits, width, ODDS)]
+            kept.append(term("log-probabilities of the chosen half", logits, width / 2, ODDS))
+            held = [self._states(ODDS), term("logits of the chosen half", logits, width / 2, ODDS)]
+            return LossMemory([*norm, *kept], held, [term("gradient of logits", logits, width, ODDS)])
         if self.in_chunks:
-            return terms
-        if self.recipe.mixed and not self.recipe.fsdp and self.built.loose_dtype == "fp32":
-            terms.append(term("the head in 16 bit", "V·H", self.compute, "its product, under autocast"))
-        capped = [term("tanh of logits", "B·S·V", self.compute, "tanh")] if self.shape.logit_softcap else []
-        name, width = ("logits", self.compute) if self.compiled else ("log-probabilities", 4)
-        return [*terms, term(name, "B·S·V", width, LOSS), *capped]
-
-    @cached_property
-    def held_after_forward(self) -> list[Term]:
-        """What the loss's local variables hold when forward ends."""
-        if self.recipe.by_trl:
-            return [self._tile, self.dims.term("hidden states", "B·S·H", self.stream, TRL)]
-        if self.recipe.by_row:
-            return [self.dims.term("hidden states", "B·S·H", self.stream, SCORES), *self._scores]
-        if self.recipe.by_odds:
-            states = self.dims.term("hidden states", "B·S·H", self.stream, ODDS)
-            return [states, self._half("logits of the chosen")]
-        term, widths = self.dims.term, {"logits": self.compute, "logits in fp32": 4}
-        logits = [term(name, "B·S·V", width, LOSS) for name, width in widths.items()][self.compute == 4 :]
-        held = [term("hidden states", "B·S·H", self.stream, LOSS), *([] if self.compiled else logits)]
-        return self._fused if self.in_chunks else held
-
-    @cached_property
-    def held_in_backward(self) -> list[Term]:
-        """What the backward of the loss holds: the gradients of logits, and what it makes with them."""
-        if self.recipe.by_trl:
-            width = 4 + SIZES[self.built.loose_dtype]
-            states = self.dims.term("gradient of the states, fp32 and cast", "B·S·H", 4 + self.stream, TRL)
-            weight = self.dims.term("gradient of the head, fp32 and cast", "V·H", width, TRL)
-            return [self._tile, states, *([weight] if self.recipe.trains_base else [])]
-        if self.recipe.by_row:
-            return self._scores
-        if self.recipe.by_odds:
-            return [self.dims.term("gradient of logits", "B·S·V", self.compute, ODDS)]
+            held = self._in_chunks()
+            return LossMemory(norm, held, held)
+        if recipe.mixed and not recipe.fsdp and built.loose_dtype == "fp32":
+            norm.append(term("the head in 16 bit", "V·H", width, "its product, under autocast"))
+        name, wide = ("logits", width) if self.compiled else ("log-probabilities", 4)
+        kept = [*norm, term(name, logits, wide, LOSS)]
+        kept += [term("tanh of logits", logits, width, "tanh")] * self.shape.logit_softcap
+        held = [self._states(LOSS)]
+        if not self.compiled:
+            held += [term("logits", logits, width, LOSS)] * (width < 4)
+            held.append(term("logits in fp32", logits, 4, LOSS))
         times = 1 if self.compiled else 2
-        gradients = self.dims.term("gradients of logits", "B·S·V", 4, "log_softmax, nll_loss", times)
-        return self._fused if self.in_chunks else [gradients]
+        gradients = term("gradients of logits", logits, 4, "log_softmax, nll_loss", times)
+        return LossMemory(kept, held, [gradients])
 
-    def _half(self, name: str) -> Term:
-        """A term as large as the logits of half the rows: those of the chosen answers."""
-        size = self.dims.of("B·S·V") * self.compute // 2
-        return Term("", name, f"B·S·V × {self.compute} B / 2", size, ODDS)
+    def _states(self, source: str) -> Term:
+        return self.dims.term("hidden states", "B·S·H", self.stream, source)
 
-    @property
-    def _scores(self) -> list[Term]:
-        """The scores of every token, or their gradient, though only a row's last token is read."""
-        number = self.recipe.scores
-        if not number:
-            return []
-        size = self.dims.of("B·S") * number * self.compute
-        return [Term("", "scores of all tokens", f"B·S·{number:,} × {self.compute} B", size, SCORES)]
-
-    @property
-    def _tile(self) -> Term:
-        """One tile of logits. TRL's kernel for dpo and kto makes the logits tile by tile."""
-        tokens = min(self.dims.of("B·S"), TRL_TOKENS)
-        formula = f"{tokens:,}·{TRL_WORDS:,} × {self.compute} B"
-        return Term("", "one tile of logits", formula, tokens * TRL_WORDS * self.compute, TRL)
-
-    @cached_property
-    def _fused(self) -> list[Term]:
+    def _in_chunks(self) -> list[Term]:
         """What the fused losses of Liger and PyTorch hold. They make a chunk of logits at a time, and both
         gradients in forward. PyTorch's chunk is half as long, and in 16 bit has an fp32 copy."""
-        tokens, vocab, hidden = self.dims.of("B·S"), self.shape.vocab, self.shape.hidden
-        chunk = 1 << (-(-tokens // -(-vocab // hidden)) - 1).bit_length()
-        wide, source = self.compute, LIGER
+        tokens, vocab, term, wide = self.dims.of("B·S"), self.shape.vocab, self.dims.term, self.compute
+        chunk, source = 1 << (-(-tokens // -(-vocab // self.shape.hidden)) - 1).bit_length(), LIGER
         if self.recipe.chunked_loss:
-            chunk, wide, source = max(1, chunk // 2), 4 + self.compute * (self.compute == 2), CHUNKED
-        chunk = min(tokens, chunk)
+            chunk, wide, source = max(1, chunk // 2), 4 + wide * (wide == 2), CHUNKED
         width = SIZES[self.built.loose_dtype] + self.compute * self.recipe.mixed
-        weight = Term("", "gradient of the head", f"V·H × {width} B", vocab * hidden * width, source)
-        size, formula = chunk * vocab * wide, f"{chunk:,}·{vocab:,} × {wide} B"
-        logits = Term("", "one chunk of logits", formula, size, source)
-        states = self.dims.term("gradient of the hidden states", "B·S·H", self.stream, source)
-        return [states, logits, *([weight] if self.recipe.trains_base else [])]
+        return [
+            term("gradient of the hidden states", "B·S·H", self.stream, source),
+            term("one chunk of logits", f"{min(tokens, chunk):,}·V", wide, source),
+            *[term("gradient of the head", "V·H", width, source)] * self.recipe.trains_base,
+        ]

@@ -8,26 +8,34 @@ bitsandbytes/optim/optimizer.py (0.50): 8-bit state from 4,096 elements (arXiv 2
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from harness.hardware import Work
 from harness.napkin.weights import SIZES, Weight
 from harness.recipe import Recipe
 
-STATES = {
-    **{"adamw": 2, "adamw_8bit": 2, "paged_adamw_8bit": 2, "paged_adamw": 2, "lion_8bit": 1},
-    **{"muon": 2, "adamw_schedule_free": 2, "galore_adamw": 2, "apollo_adamw": 2},
-}
-"""The number of moments as large as the weight that an optimizer keeps; Adafactor and SGD have none. `muon`
-has AdamW's for the weights that AdamW steps beside Muon."""
+
+class Method(NamedTuple):
+    """How an optimizer steps a weight. Muon's and the low-rank ones' are of what is left to AdamW."""
+
+    moments: int
+    """How many tensors as large as the weight it keeps."""
+    passes: int = 0
+    """How often an unfused step without weight decay reads or writes a tensor; 0 for a step in one kernel."""
+    launches: int = 1
+    """How many operators an unfused step launches for a tensor."""
+    alone: int = 1
+    """How many temporaries as large as the weight an unfused step of that weight alone makes; a step of all
+    weights at once makes one."""
 
 
-LOW_RANK = ("galore_adamw", "apollo_adamw")
-PASSES = {
-    **{"adamw": 18, "muon": 18, "adafactor": 18, "adamw_schedule_free": 24, "sgd": 3},
-    **dict.fromkeys(LOW_RANK, 20),
+METHODS = {
+    **dict.fromkeys(("adamw", "muon"), Method(2, 18, 8, alone=2)),
+    **dict.fromkeys(("galore_adamw", "apollo_adamw"), Method(2, 20, 9, alone=2)),
+    **{"adamw_schedule_free": Method(2, 24, 9), "adafactor": Method(0, 18, 12), "sgd": Method(0, 3)},
+    **dict.fromkeys(("adamw_8bit", "paged_adamw_8bit", "paged_adamw"), Method(2)),
+    **{"lion_8bit": Method(1), "adamw_torch_8bit": Method(2), "adamw_torch_4bit": Method(2)},
 }
-LAUNCHES = {"adamw": 8, "muon": 8, "adafactor": 12, "adamw_schedule_free": 9, **dict.fromkeys(LOW_RANK, 9)}
-"""How often an unfused step without weight decay reads or writes a tensor (PASSES), and how many operators it
-launches for it (LAUNCHES). For `muon` both are of what AdamW steps, for LOW_RANK of what is not projected."""
 PROJECTED = {"galore_adamw": (6, 4, 2), "apollo_adamw": (11, 12, 1)}
 """For a matrix that is projected: passes over it, operators besides AdamW's, and products with the rank."""
 OUTER = ("embed_tokens", "lm_head", "score", "position_embeddings")
@@ -39,17 +47,13 @@ MUON_PASSES, MUON_ITERATIONS = 14, 5
 (torch/optim/_muon.py)."""
 
 
-def _learns_faster(weight: Weight) -> bool:
-    """Whether LoRA+ gives the weight its higher learning rate, and so another group of parameters."""
-    return "lora_B" in weight.name or not weight.matrix
-
-
 class OptimizerMemory:
     """The bytes and operators of an optimizer that steps the `trained` weights."""
 
     def __init__(self, recipe: Recipe, trained: Sequence[Weight]) -> None:
         self.recipe, self.trained = recipe, trained
         self.name, self.implementation = recipe.optimizer, recipe.optimizer_impl
+        self.method, fused = METHODS[self.name], recipe.optimizer_impl == "fused"
         self.in_backward = recipe.optimizer_in_backward  # and each gradient freed when its weight is stepped
         self.width = {w.dtype: 4 if recipe.master_weights else SIZES[w.dtype] for w in trained}
         """Bytes of an element of what is stepped, by dtype of the weight."""
@@ -60,33 +64,35 @@ class OptimizerMemory:
         """The weights whose gradients are projected to `optimizer_rank` dimensions."""
         self.state_bytes = sum(w.count * self.state_of(w) for w in trained)
         large = [w.elements * w.count for w in trained if w.elements >= 100_000 and recipe.pages_optimizer]
-        self.paged_bytes = sum(large) * STATES.get(self.name, 0) * (1 if self.name.endswith("8bit") else 4)
+        self.paged_bytes = sum(large) * self.method.moments * (1 if self.name.endswith("8bit") else 4)
         """The part of the state in unified memory, which the allocator does not see: large moments."""
-        sizes = [w.elements * self.width[w.dtype] for w in trained for _ in range(w.count)]
-        self.gradient_bytes = sum(sizes)  # as they are stepped: cast for master weights
+        self.gradient_bytes = self._stepped_bytes(trained)  # cast for master weights
         copied = recipe.master_weights or (recipe.optimizer_on_host and not recipe.parameters_on_host)
-        self.copy_bytes = sum(sizes) if copied else 0
+        self.copy_bytes = self.gradient_bytes if copied else 0
         """Copies that are stepped instead of the model's weights: fp32 master weights, or on the host."""
-        rest = [w for w in trained if w not in self.hidden]
-        sizes = [w.elements * self.width[w.dtype] for w in rest for _ in range(w.count)]
-        adam, also = self.name in ("adamw", "muon"), ("adafactor", "adamw_schedule_free")
-        decays, passing = self.name == "sgd" and recipe.weight_decay > 0, adam or self.name in also
-        passing, low_rank = passing or recipe.low_rank_optimizer, recipe.low_rank_optimizer
-        one_by_one = self.implementation == "for_loop" or low_rank
-        self.share = (1 + (one_by_one and (adam or low_rank))) * (
-            (decays or passing) and self.implementation != "fused"
-        )
+        self.one_by_one = self.implementation == "for_loop" or recipe.low_rank_optimizer
+        makes = self.method.passes > 0 and not fused and (self.name != "sgd" or recipe.weight_decay > 0)
+        self.share = makes * (self.method.alone if self.one_by_one else 1)
         """Temporary bytes for each byte that is stepped: for AdamW, the root of the second moment."""
-        together = sum(sizes)
-        if recipe.lora_plus_ratio is not None:  # two groups, one after the other
-            fast = sum(w.elements * w.count * self.width[w.dtype] for w in trained if _learns_faster(w))
-            together = max(fast, together - fast)
-        self.step_bytes = self.share * (max(sizes, default=0) if one_by_one else together)
-        self.step_bytes = max(self.step_bytes, *map(self._muon_bytes, self.hidden), 0)
+        self.step_bytes = self._temporary_bytes()
+
+    def _stepped_bytes(self, weights: Sequence[Weight]) -> int:
+        """The bytes of all these weights in the dtype in which they are stepped."""
+        return sum(w.elements * w.count * self.width[w.dtype] for w in weights)
+
+    def _temporary_bytes(self) -> int:
         """The largest temporaries of a step; `foreach` makes those of all tensors at once."""
-        if recipe.by_torchao:
+        if self.recipe.by_torchao:
             made = LOW_BIT[self.name][2]
-            self.step_bytes = made * max((w.elements for w in trained if self._in_blocks(w)), default=0)
+            return made * max((w.elements for w in self.trained if self._in_blocks(w)), default=0)
+        rest = [w for w in self.trained if w not in self.hidden]
+        together = self._stepped_bytes(rest)
+        if self.recipe.lora_plus_ratio is not None:  # two groups, one after the other
+            fast = self._stepped_bytes([w for w in rest if "lora_B" in w.name or not w.matrix])
+            together = max(fast, together - fast)
+        if self.one_by_one:
+            together = max((w.elements * self.width[w.dtype] for w in rest), default=0)
+        return max(self.share * together, *map(self._muon_bytes, self.hidden), 0)
 
     def _in_blocks(self, weight: Weight) -> bool:
         """Whether torchao keeps the moments of `weight` in few bits."""
@@ -94,11 +100,11 @@ class OptimizerMemory:
 
     def state_of(self, weight: Weight) -> int:
         """Bytes of one tensor's state, paged or not. torch's moments have the dtype of what is stepped."""
-        n, width, moments = weight.elements, self.width[weight.dtype], STATES.get(self.name, 0)
+        n, width, moments = weight.elements, self.width[weight.dtype], self.method.moments
         if self.recipe.by_torchao:  # with a scale for each block, and a table of values for each moment
             block, bits, _ = LOW_BIT[self.name]
             in_blocks = n * bits // 8 + 4 * n // block + 4 * 2**bits
-            return 2 * (in_blocks if self._in_blocks(weight) else n * width)
+            return moments * (in_blocks if self._in_blocks(weight) else n * width)
         if weight in self.hidden:
             return n * width
         if weight in self.projected:  # two moments of the long side, and what projects the short one
@@ -122,56 +128,44 @@ class OptimizerMemory:
         return n * self.width[weight.dtype] + max(4 * n + 4 * square, 2 * n + 6 * square)
 
     @property
-    def products(self) -> list[tuple[int, int, int]]:
-        """(FLOPs, bytes moved, launches) of the step's matrix products: Muon's in bf16 (X·Xᵀ, its square, and
-        that times X), or those that project gradients, in the gradients' dtype."""
-        found: list[tuple[int, int, int]] = []
+    def products(self) -> list[Work]:
+        """The step's matrix products: Muon's in bf16 (X·Xᵀ, its square, and that times X), or those that
+        project gradients, in the gradients' dtype."""
+        found, dtype = list[Work](), "bf16" if self.hidden or 2 in self.width.values() else "fp32"
         for weight in self.projected:
-            times, rank = weight.count * PROJECTED[self.name][2], self.recipe.optimizer_rank
-            read = weight.elements + rank * (weight.rows + weight.columns)
-            flops, moved = 2 * rank * weight.elements, read * self.width[weight.dtype]
-            found.append((times * flops, times * moved, times))
+            rank, times = self.recipe.optimizer_rank, weight.count * PROJECTED[self.name][2]
+            moved = (weight.elements + rank * (weight.rows + weight.columns)) * self.width[weight.dtype]
+            found.append(Work(2 * rank * weight.elements, moved, 1, "matmul", dtype).times(times))
         for weight in self.hidden:
             n, short = weight.elements, min(weight.rows, weight.columns)
             flops, moved = 4 * short * n + 2 * short**3, 2 * (4 * n + 6 * short**2)
-            times = MUON_ITERATIONS * weight.count
-            found.append((times * flops, times * moved, times * 3))
+            found.append(Work(flops, moved, 3, "matmul", dtype).times(MUON_ITERATIONS * weight.count))
         return found
 
     @property
-    def products_in(self) -> str:
-        """The dtype of these products."""
-        return "bf16" if self.hidden or 2 in self.width.values() else "fp32"
-
-    @property
-    def moved_bytes(self) -> int:
-        """The bytes that one step reads and writes, with a kernel for each line of adam.py or sgd.py, or one
-        for all of them if it is fused."""
-        recipe, moved, decay = self.recipe, 0.0, 2 if self.recipe.weight_decay else 0
-        passes = PASSES.get(self.name, 0)
-        passes += decay * (1.5 if self.name == "sgd" else 1) if passes else 0
+    def update(self) -> Work:
+        """What one step moves besides, with a kernel for each line of adam.py or sgd.py, or one for all of
+        them if it is fused. A multi-tensor kernel steps dozens of tensors."""
+        recipe, moved, launches, own_launches = self.recipe, 0.0, 0, 0
+        passes, each, *_ = self.method[1:] if self.implementation != "fused" else (0, 1)
+        passes += (3 if self.name == "sgd" else 2) * (recipe.weight_decay > 0) if passes else 0
         for weight in self.trained:
-            n, width = weight.elements * weight.count, self.width[weight.dtype]
-            one_kernel = 3 * n * width + 2 * weight.count * self.state_of(weight)
-            if self.recipe.by_torchao and self._in_blocks(weight):
-                one_kernel += 2 * n * LOW_BIT[self.name][2]
-            if weight in self.hidden:
-                moved += MUON_PASSES * n * width
-            elif weight in self.projected:
-                moved += PROJECTED[self.name][0] * n * width
-            else:
-                moved += passes * n * width if passes and self.implementation != "fused" else one_kernel
-            moved += n * width * (3 * (recipe.max_grad_norm is not None) + 2 * recipe.scaled)
+            count, n = weight.count, weight.elements * weight.count
+            size = n * self.width[weight.dtype]
+            moved += size * (3 * (recipe.max_grad_norm is not None) + 2 * recipe.scaled)
             moved += 12 * n * recipe.master_weights  # gradients to fp32, and weights back to 16 bit
-        return int(moved)
-
-    @property
-    def launches(self) -> int:
-        """The number of operators that a step launches. A multi-tensor kernel steps dozens of tensors."""
-        each = LAUNCHES.get(self.name, 1) if self.implementation != "fused" else 1
-        muon = 9 * sum(w.count for w in self.hidden)
-        count = sum(w.count for w in self.trained if w not in self.hidden) * each
-        count += sum(w.count for w in self.projected) * PROJECTED.get(self.name, (0, 0, 0))[1]
-        one_by_one = self.implementation == "for_loop" or self.name in ("adamw_8bit", "lion_8bit")
-        one_by_one |= self.recipe.low_rank_optimizer or self.recipe.by_torchao
-        return muon + (count if one_by_one else -(-count // 32))
+            if weight in self.hidden:
+                moved, own_launches = moved + MUON_PASSES * size, own_launches + 9 * count
+                continue
+            launches += count * each
+            if weight in self.projected:
+                own_passes, more, _ = PROJECTED[self.name]
+                moved, launches = moved + own_passes * size, launches + count * more
+            elif passes:
+                moved += passes * size
+            else:
+                moved += 3 * size + 2 * count * self.state_of(weight)
+                if recipe.by_torchao and self._in_blocks(weight):
+                    moved += 2 * n * LOW_BIT[self.name][2]
+        alone = self.one_by_one or recipe.by_torchao or self.name in ("adamw_8bit", "lion_8bit")
+        return Work(0, int(moved), own_launches + (launches if alone else -(-launches // 32)))

@@ -4,8 +4,8 @@ import harness.step_profile as answer
 from harness.architecture import ModelShape, load_shape
 from harness.errors import InputError
 from harness.hardware import Hardware
-from harness.napkin.memory import Memory, Sizes, required_bytes
-from harness.napkin.timing import Timing
+from harness.napkin.memory import Memory
+from harness.napkin.timing import step_time
 from harness.napkin.weights import BuiltModel
 from harness.recipe import Recipe, surprises_of_mesh
 from harness.step_profile import StepProfile
@@ -29,7 +29,7 @@ def estimate(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None
             f"mlp_tiles: {recipe.model} drops values in its MLPs, or has none for all "
             "tokens. Set mlp_tiles: 1."
         )
-    return Memory(Sizes(BuiltModel(recipe, shape), hardware))
+    return Memory(BuiltModel(recipe, shape), hardware)
 
 
 def warnings_of(recipe: Recipe) -> list[str]:
@@ -47,58 +47,39 @@ def predict(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None)
 
 def profile(memory: Memory) -> StepProfile:
     """The StepProfile of `predict`, made from an estimate."""
-    sizes, peak, timing = memory.sizes, memory.peak, Timing(memory.sizes)
-    recipe, hardware = sizes.recipe, sizes.hardware
-    peaks: dict[str, int] = {}
+    recipe, hardware, built, acts = memory.recipe, memory.hardware, memory.built, memory.activations
+    peak, time, peaks = memory.peak, step_time(memory), dict[str, int]()
+    peak_phase = peak.phase.replace("loss", "backward")
     for moment in memory.moments[1:]:
         phase = moment.phase.replace("loss", "backward")
         peaks[phase] = max(peaks.get(phase, 0), moment.total_bytes)
-    phases = {
-        name: answer.PhaseStats(
-            time_s=answer.TimeStats(median=phase.seconds),
-            peak_allocated_bytes=peaks.get(name),
-            flops=phase.flops,
-            bytes_moved=phase.bytes_moved,
-        )
-        for name, phase in timing.phases.items()
-    }
     stats = answer.MemoryStats(
         kind="closed_form",
         peak_allocated_bytes=peak.total_bytes,
-        peak_phase=peak.phase.replace("loss", "backward"),
-        at_peak=answer.MemoryBreakdown(
-            **{f"{name}_bytes": getattr(peak, name) for name in answer.CATEGORIES}
-        ),
-        host_bytes=sizes.optimizer.paged_bytes + sum(sizes.host_parts.values()),
+        peak_phase=peak_phase,
+        at_peak=answer.MemoryBreakdown(**{f"{name}_bytes": size for name, size in peak.held.items()}),
+        host_bytes=memory.optimizer.paged_bytes + sum(memory.host_parts.values()),
         cuda_context_bytes=hardware.calibration.cuda_context_bytes,
-        setup_peak_allocated_bytes=memory.moments[0].total_bytes + sizes.quantizing_bytes,
+        setup_peak_allocated_bytes=memory.moments[0].total_bytes + memory.quantizing_bytes,
     )
-    step = answer.StepStats(
-        time_s=answer.TimeStats(median=timing.seconds),
-        tokens_per_s=timing.tokens_per_s,
-        model_flops=timing.model_flops,
-        mfu=timing.utilization(timing.model_flops),
-        hfu=timing.utilization(timing.hardware_flops),
-        bound=timing.bound,
-    )
-    weights, acts = sizes.outer + sizes.in_blocks, sizes.activations
-    kept = [(b.count, term) for b in sizes.built.shape.blocks for term in acts.kept_until_backward(b)]
-    kept += [(1, term) for term in acts.kept_by_loss]
-    found = [(w.total_bytes, "parameters", "setup", f"{w.name} × {w.count}") for w in weights]
-    found += [(n * t.size_bytes, "activations", "forward", f"{t.name} × {n}") for n, t in kept]
+    kept = [(1, term) for term in acts.loss.kept]
+    kept += [(b.count, term) for b in built.shape.blocks for term in acts.kept_until_backward(b)]
+    found = [(n * t.size_bytes, "activations", "forward", f"{t.name} × {n}") for n, t in kept]
+    for weight in (*built.outer, *built.in_blocks):
+        found.append((weight.total_bytes, "parameters", "setup", f"{weight.name} × {weight.count}"))
     top = [
         answer.Allocation(size_bytes=n, category=c, phase=p, module=m) for n, c, p, m in sorted(found)[:-9:-1]
     ]
-    fits = required_bytes(memory) <= hardware.memory_bytes
+    fits = memory.required_bytes <= hardware.memory_bytes
     return StepProfile(
         source="napkin",
         recipe=recipe.model_dump(mode="json"),
         hardware=hardware.summary(recipe.compute_dtype),
         provenance={"calibration": hardware.calibration.source, "attention": acts.kernel},
-        warnings=[*surprises_of_mesh(recipe), *sizes.built.surprises],
+        warnings=[*surprises_of_mesh(recipe), *built.surprises],
         memory=stats,
-        phases=phases,
-        step=step,
+        phases={name: phase.stats(peaks.get(name)) for name, phase in time.phases.items()},
+        step=time.stats,
         top=top,
-        oom=None if fits else answer.OutOfMemoryReport(phase=peak.phase.replace("loss", "backward"), top=top),
+        oom=None if fits else answer.OutOfMemoryReport(phase=peak_phase, top=top),
     )

@@ -47,14 +47,18 @@ class Dims:
         }
         """By letter, the size of the dimension on one rank, and what it counts."""
 
+    def size(self, dim: str) -> int:
+        """The size of a dimension: of a letter, or a number as it is."""
+        return self.letters[dim][0] if dim in self.letters else int(dim.replace(",", ""))
+
     def of(self, dims: str) -> int:
-        """The number of elements of a tensor with dimensions `dims`, as in B·S·H."""
-        return prod(self.letters[letter][0] for letter in dims.split("·"))
+        """The number of elements of a tensor with dimensions `dims`, as in B·S·H or B·S·4,096."""
+        return prod(map(self.size, dims.split("·")))
 
     def term(self, name: str, dims: str, width: float, source: str, times: int = 1) -> Term:
         """The term for `times` tensors with dimensions `dims` and `width` bytes an element."""
-        shown = "·".join(f"{self.letters[letter][0]:,}" for letter in dims.split("·"))
-        one = f"{dims} × {width:.3g} B = {shown} × {width:.3g} B"
+        one, shown = f"{dims} × {width:.3g} B", "·".join(f"{self.size(dim):,}" for dim in dims.split("·"))
+        one += f" = {shown} × {width:.3g} B" if shown != dims else ""
         formula = f"{times} × [{one}]" if times > 1 else one
         return Term("", name, formula, int(times * width * self.of(dims)), source)
 

@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.architecture import (
-    EXPERTS_ONCE_LINEAR,
     TOWER,
     Matrix,
     ModelShape,
+    adapted_names,
     head_of,
+    ia3_parts,
+    lora_parts,
     matrices_of,
     outer_parts,
     parts_of,
@@ -25,9 +27,6 @@ SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of an element by dtype."""
 NEUTRAL_IN_PEFT = {"init_lora_weights", "alpha_pattern"}
 """Fields of peft's LoraConfig that change the values of weights and nothing else."""
-_IA3 = ("v_proj", "c_attn", "query_key_value", "down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2")
-"""What peft scales for IA3 besides queries or keys: values and an MLP's last matrix
-(peft.utils.constants)."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,11 @@ class BuiltModel:
         self.loose_dtype = "fp32" if recipe.upcast_for_kbit else self.made_dtype  # of what is not quantized
         self.matrices = [(block, matrix) for block in shape.blocks for matrix in matrices_of(shape, block)]
         self.head = head_of(shape, recipe.head_outputs)
-        self.adapted = frozenset[str]() if base else self._adapted()
+        self.adapted = frozenset[str]()
+        """The names of the matrices that have an adapter."""
+        if not base:
+            targets = recipe.lora_targets
+            self.adapted = adapted_names(shape, targets, lora=self.lora, four_bit=recipe.four_bit)
         outside = outer_parts(shape, recipe.head_outputs)
         self.outer = [*map(self._weight, outside), *self._adapters(self.head, 1)]
         """The weights outside of blocks: embeddings, positions, last norm, and a head that is not tied."""
@@ -108,26 +111,6 @@ class BuiltModel:
     def in_fp8(self, matrix: Matrix) -> bool:
         """Whether the products with `matrix` are torchao's, in fp8."""
         return self.recipe.fp8 and matrix.linear and matrix != self.head
-
-    def _adapted(self) -> frozenset[str]:
-        """The names of the matrices that have an adapter."""
-        recipe, found = self.recipe, [matrix for _, matrix in self.matrices]
-        if recipe.lora_targets != "all-linear":  # a target is a module's name or the end of its path
-            names = set[str]()
-            for target in recipe.lora_targets:
-                matched = {m.name for m in (*found, self.head) if f".{m.name}".endswith(f".{target}")}
-                if not matched:
-                    known = ", ".join(sorted({m.name.rpartition(".")[2] for m in found if m.linear}))
-                    raise InputError(
-                        f"lora_targets: {target} is no linear layer of the model; it has {known}."
-                    )
-                names |= matched
-            return frozenset(names)
-        mixture = self.shape.family in EXPERTS_ONCE_LINEAR
-        bare = ("router", *(() if recipe.four_bit else ("expert up", "expert down"))) if mixture else ()
-        linear = [m for m in found if m.linear or m.role in bare]
-        also = "k_proj" if self.shape.family in ("llama", "mistral") else "q_proj"
-        return frozenset(m.name for m in linear if self.lora or m.name.endswith((*_IA3, also)))
 
     def adapter_dtype(self, matrix: Matrix) -> str:
         """The dtype of the adapter of `matrix`. peft makes adapters in fp32, or casts them to the dtype of
@@ -158,21 +141,12 @@ class BuiltModel:
         return Weight(matrix.name, rows, matrix.inputs, storage or kept, size, *kind)
 
     def _adapters(self, matrix: Matrix, count: int) -> list[Weight]:
-        """The adapter's weights for `matrix`. LoRA: A of rank x inputs and B of outputs x rank (arXiv
-        2106.09685), a pair for each expert, and for each of two fused matrices. IA3: a scale for each output,
-        or for each input of an MLP's last matrix (arXiv 2205.05638)."""
-        name, rank = matrix.name, self.rank * matrix.stacked
-        rank *= 2 if matrix.role == "expert up" and self.shape.gated else 1
-        feeds = matrix.role == "down" and self.recipe.lora_targets == "all-linear"
-        sides = [Matrix(f"{name}.ia3", 1, matrix.inputs if feeds else matrix.outputs, "low")]
-        if self.lora:
-            sides = [Matrix(f"{name}.lora_A", matrix.inputs, rank, "low")]
-            sides += [Matrix(f"{name}.lora_B", rank, matrix.outputs, "low")]
-            lengths = Matrix(f"{name}.lora_magnitude_vector", 1, matrix.outputs, "vector")
-            sides += [lengths] if self.lengths else []  # arXiv 2402.09353
-        return [
-            self._weight(side, count, self.adapter_dtype(matrix)) for side in sides if name in self.adapted
-        ]
+        """The adapter's weights for `matrix`."""
+        if matrix.name not in self.adapted:
+            return []
+        lora = lora_parts(self.shape, matrix, self.rank, lengths=self.lengths)
+        parts = lora if self.lora else ia3_parts(matrix, listed=self.recipe.lora_targets != "all-linear")
+        return [self._weight(part, count, self.adapter_dtype(matrix)) for part in parts]
 
     @property
     def surprises(self) -> list[str]:

@@ -38,11 +38,8 @@ from harness.step_profile.step_profile import (
     LeakReport,
     NotFiniteReport,
     OutOfMemoryReport,
-    PhaseStats,
     RanksReport,
     RankStats,
     StepProfile,
-    StepStats,
-    TimeStats,
-    utilization,
 )
+from harness.step_profile.times import PhaseStats, StepStats, TimeStats, utilization

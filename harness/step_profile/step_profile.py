@@ -17,6 +17,7 @@ from harness.errors import InputError
 from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, CheckpointStats, EvaluationStats
 from harness.step_profile.fields import MAX_DETAILS, Count, Details, Fields, Quantity
 from harness.step_profile.memory import MemoryStats
+from harness.step_profile.times import PhaseStats, StepStats
 from harness.system import Rows, is_object, notebook_html, parse_json, read_whole
 from harness.units import in_gib, in_ms
 
@@ -24,75 +25,8 @@ SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 2**24
 MAX_VALUES = 2**20
 """The most values in a profile's file: in a long run most are losses."""
-MAX_MODULES = 10_000
 PHASES = ("data", "forward", "backward", "optimizer_step")
 OTHER_PHASES = ("between", *PHASES_BETWEEN_STEPS)  # of loops that are not ours: loops/finder.py
-
-
-class TimeStats(Fields):
-    """Seconds over the timed steps. A prediction has n = 0, and p10 and p90 if its uncertainty is known."""
-
-    median: Quantity | None = None
-    p10: Quantity | None = None
-    p90: Quantity | None = None
-    n: Count = 0
-
-
-class PhaseStats(Fields):
-    """One phase of one step; with accumulation, all its micro batches together."""
-
-    time_s: TimeStats = Field(default_factory=TimeStats)
-    peak_allocated_bytes: Count | None = None
-    peak_reserved_bytes: Count | None = None
-    allocated_at_end_bytes: Count | None = None
-    flops: Count | None = None
-    bytes_moved: Count | None = None
-    communication_s: Quantity | None = None
-    """Seconds of one step on several ranks in which this rank only communicated, or waited for communication.
-    Known to a simulation, and to a run over gloo, from a step of its own under PyTorch's profiler."""
-    kernels_s: dict[str, Quantity] = Field(default_factory=dict[str, Quantity], max_length=100)
-    """Seconds that the device worked on each class of kernel (product, attention, norm, elementwise...).
-    Known to a simulation only."""
-    modules_s: dict[str, Quantity] = Field(default_factory=dict[str, Quantity], max_length=MAX_MODULES)
-    """The same by module, layers of one kind together (model.layers.*.mlp). The empty name stands for the
-    model itself and for what belongs to no module."""
-
-
-class StepStats(Fields):
-    """The whole optimizer step."""
-
-    time_s: TimeStats = Field(default_factory=TimeStats)
-    tokens_per_s: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] | None = None
-    """Tokens per second of all ranks together."""
-    model_flops: Count | None = None
-    """FLOPs of forward and backward, without recomputation (what MFU counts)."""
-    mfu: Quantity | None = None
-    hfu: Quantity | None = None
-    """Like MFU, with the recomputed FLOPs."""
-    bound: Literal["compute", "memory", "host"] | None = None
-    loss: list[Annotated[float, Field(strict=True)] | None] | None = None
-    """One loss per step run, warmup and the steps before a resume included. null: nan or infinite."""
-    gpu_utilization: Quantity | None = None
-    """Mean of NVML's busy fraction over the timed steps, 0 to 1."""
-    host_rss_bytes: Count | None = None
-    """Resident memory of the process at its largest."""
-
-    def tokens_per_s_range(self) -> tuple[float, float] | None:
-        """Tokens per second of a step at the 90th and at the 10th percentile; None where one is not known."""
-        time = self.time_s
-        if not (self.tokens_per_s and time.median and time.p10 and time.p90):
-            return None
-        tokens = self.tokens_per_s * time.median
-        return tokens / time.p90, tokens / time.p10
-
-
-def utilization(flops: int | None, seconds: float | None, peak_flops_per_s: float | None) -> float | None:
-    """`flops` as a share of what the device could do in `seconds`: MFU of the model's FLOPs, HFU of all.
-
-    None where one of them is not known.
-    """
-    ceiling = (seconds or 0) * (peak_flops_per_s or 0)
-    return flops / ceiling if flops and ceiling else None
 
 
 class Allocation(Fields):

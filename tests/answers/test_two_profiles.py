@@ -14,7 +14,8 @@ from harness.allocator.settings import parse_settings
 from harness.answers.two_profiles import diff_lines, diff_profiles
 from harness.hardware.hardware import find_hardware
 from harness.simulate.simulated_run import simulate
-from harness.step_profile.step_profile import OutOfMemoryReport, PhaseStats, StepProfile
+from harness.step_profile.step_profile import OutOfMemoryReport, StepProfile
+from harness.step_profile.times import PhaseStats
 from tests.support.commands import Call, exit_status
 from tests.support.places import LLAMA, ROOT
 from tests.support.tiny import tiny

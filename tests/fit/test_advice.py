@@ -8,7 +8,7 @@ from harness.fit import advice as oom
 from harness.fit import tensor_in_words
 from harness.fit.advice import MOST_CHANGES, advise
 from harness.hardware.hardware import find_hardware, with_memory
-from harness.napkin import estimate, required_bytes
+from harness.napkin import estimate
 from harness.recipe import Recipe, check_recipe
 from harness.simulate.simulated_run import simulate
 from harness.step_profile import (
@@ -100,7 +100,7 @@ def test_what_is_enough_only_together_is_said_and_fits():
     assert len(overrides) > 1
     fields = {name: parse_yaml(value, name) for name, value in (word.split("=") for word in overrides)}
     together = check_recipe({**recipe.model_dump(mode="json"), **fields}, "test")
-    assert required_bytes(estimate(together, device)) <= device.memory_bytes
+    assert estimate(together, device).required_bytes <= device.memory_bytes
 
 
 def test_what_nothing_helps_is_said():
@@ -149,7 +149,7 @@ def test_what_rests_on_unified_memory_says_where(monkeypatch, full, lora):
 def test_a_change_is_enough_only_if_it_makes_up_for_what_was_missing_and_in_pieces(lora):
     """Arithmetic alone, which knows no fragments, may say that the recipe fits as it is."""
     device = HardwareSummary(name="NVIDIA A100-SXM4-80GB", kind="cuda", memory_bytes=80 * GIB)
-    needed = required_bytes(estimate(lora, find_hardware("a100-80gb")))
+    needed = estimate(lora, find_hardware("a100-80gb")).required_bytes
     roomy = device.model_copy(update={"memory_bytes": needed + 4 * GIB})
     report = OutOfMemoryReport(
         phase="backward", requested_bytes=6 * GIB, free_bytes=GIB, reserved_unallocated_bytes=5 * GIB

@@ -5,7 +5,7 @@ import pytest
 from harness.errors import InputError
 from harness.fit.card_count import among, compare_counts, read_counts, render_counts
 from harness.hardware.hardware import find_hardware
-from harness.napkin import Timing, estimate, required_bytes
+from harness.napkin import estimate, step_time
 from harness.recipe.file import load_recipe
 
 FULL = load_recipe("llama-3.1-8b-full-bf16")[1]
@@ -46,14 +46,14 @@ def test_what_a_card_needs_is_what_napkin_says_of_a_rank(found):
         device = find_hardware(cards.name)
         if cards.required_bytes is not None:
             rank = estimate(among(FULL, cards.gpus), device)
-            assert cards.required_bytes == required_bytes(rank)
-            assert cards.fits == (required_bytes(rank) <= device.memory_bytes)
+            assert cards.required_bytes == rank.required_bytes
+            assert cards.fits == (rank.required_bytes <= device.memory_bytes)
 
 
 def test_all_cards_together_do_and_cost_so_many_times_as_much(found):
     (cards,) = (c for c in found if c.gpus == 4 and c.name == "h100")
     recipe = among(FULL, 4)
-    step_s = Timing(estimate(recipe, find_hardware("h100")).sizes).seconds
+    step_s = step_time(estimate(recipe, find_hardware("h100"))).seconds
     assert cards.tokens_per_s == pytest.approx(4 * recipe.tokens_per_step / step_s)
     assert cards.cost_per_million_tokens == pytest.approx(10 / (cards.tokens_per_s * 3600) * 1e6)
     document = cards.document()

@@ -11,8 +11,9 @@ from harness.cli.app import app
 from harness.errors import InputError
 from harness.fit import compare_hardware, fit, render_choice
 from harness.fit.changes import WORTHWHILE, Change, Price, by_arithmetic, combined, suggestions
+from harness.fit.search import parts_at_peak
 from harness.hardware.hardware import find_hardware, hardware_names, parse_bytes, with_memory
-from harness.napkin import estimate, predict, required_bytes
+from harness.napkin import estimate, predict
 from harness.recipe import Recipe, load_recipe
 
 RTX_4090 = find_hardware("rtx-4090")
@@ -36,7 +37,7 @@ def test_the_largest_fits_and_the_next_does_not(name):
     limit = RTX_4090.memory_bytes * 0.95
 
     def needs(**fields):
-        return required_bytes(estimate(Recipe(**{**recipe.model_dump(), **fields}), RTX_4090))
+        return estimate(Recipe(**{**recipe.model_dump(), **fields}), RTX_4090).required_bytes
 
     rows, tokens = found.micro_batch_size, found.seq_len
     assert needs(micro_batch_size=rows) <= limit < needs(micro_batch_size=rows + 1)
@@ -58,10 +59,10 @@ def test_mistral_qlora_fits_16_gb_with_room_and_full_fine_tuning_does_not():
 def test_changes_are_real_and_ordered_by_cost():
     recipe = load_recipe("llama-3.1-8b-full-bf16", ["micro_batch_size=2"])[1]
     changes = suggestions(recipe, RTX_4090.memory_bytes, priced(recipe))
-    now = required_bytes(estimate(recipe, RTX_4090))
+    now = estimate(recipe, RTX_4090).required_bytes
     assert len(changes) >= 5
     for change in changes:
-        after = required_bytes(estimate(Recipe(**{**recipe.model_dump(), **change.fields}), RTX_4090))
+        after = estimate(Recipe(**{**recipe.model_dump(), **change.fields}), RTX_4090).required_bytes
         assert after == change.required_bytes == now - change.saved_bytes < now
         assert change.fits == (after <= RTX_4090.memory_bytes)
     order = [(not change.same_result, change.slowdown) for change in changes]
@@ -76,7 +77,7 @@ def test_together_they_fit_as_one_recipe():
     found = fit(recipe, RTX_4090)
     assert found.together
     changed = load_recipe("llama-3.1-8b-full-bf16", found.together.split())[1]
-    assert required_bytes(estimate(changed, RTX_4090)) <= found.limit_bytes
+    assert estimate(changed, RTX_4090).required_bytes <= found.limit_bytes
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_no_change_is_kept_that_saves_nothing(name, limit):
     """Of single changes all that save half a percent are there and no other; of those made together none can
     be left out."""
     recipe = load_recipe(name)[1]
-    needed = required_bytes(estimate(recipe, RTX_4090))
+    needed = estimate(recipe, RTX_4090).required_bytes
     changes = suggestions(recipe, limit * GIB, priced(recipe))
     assert changes
     assert all(change.saved_bytes >= WORTHWHILE * needed > 0 for change in changes)
@@ -101,12 +102,12 @@ def test_no_change_is_kept_that_saves_nothing(name, limit):
     if found is None:
         return
     together = {name: value for name, value in found.items() if getattr(recipe, name) != value}
-    assert required_bytes(estimate(Recipe(**{**recipe.model_dump(), **together}), RTX_4090)) <= limit * GIB
+    assert estimate(Recipe(**{**recipe.model_dump(), **together}), RTX_4090).required_bytes <= limit * GIB
     for left_out in changes:
         if together.items() >= left_out.fields.items() and together.keys() > left_out.fields.keys():
             fewer = {name: value for name, value in together.items() if name not in left_out.fields}
             without = Recipe(**{**recipe.model_dump(), **fewer})
-            assert required_bytes(estimate(without, RTX_4090)) > limit * GIB, left_out.overrides
+            assert estimate(without, RTX_4090).required_bytes > limit * GIB, left_out.overrides
 
 
 def priced_by_hand(**saves: int):
@@ -235,7 +236,7 @@ def test_a_change_names_what_differs_as_a_shell_takes_it():
     assert any(change.overrides == "offload='[activations,optimizer]'" for change in changes)
     for change in changes:
         followed = load_recipe("llama-3.1-8b-lora-offload-activations", shlex.split(change.overrides))[1]
-        assert required_bytes(estimate(followed, RTX_4090)) == change.required_bytes
+        assert estimate(followed, RTX_4090).required_bytes == change.required_bytes
         words = dict(word.split("=") for word in shlex.split(change.overrides))
         assert all(getattr(followed, name) != getattr(recipe, name) for name in words)
 
@@ -315,7 +316,7 @@ def test_a_quick_fit_says_what_fills_the_memory():
 @pytest.mark.parametrize("loss", ["standard", "fused_linear"])
 def test_the_parts_of_a_peak_are_all_of_it(name, loss):
     memory = estimate(load_recipe(name, [f"loss={loss}"])[1], RTX_4090)
-    parts = memory.parts_at_peak
+    parts = parts_at_peak(memory)
     assert sum(parts.values()) == memory.peak.total_bytes
     assert min(parts.values()) >= 0
 

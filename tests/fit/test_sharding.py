@@ -22,7 +22,7 @@ from harness.fit.sharding import (
 )
 from harness.hardware.hardware import find_hardware, with_memory
 from harness.hardware.table import Cited
-from harness.napkin import Memory, Timing, estimate
+from harness.napkin import Memory, estimate, step_time
 from harness.recipe import Recipe, check_recipe, load_recipe
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.in_words import peak_in_words
@@ -58,7 +58,7 @@ def test_table_1_of_the_zero_paper():
 
 def test_a_recipe_with_master_weights_has_the_papers_16_bytes_a_parameter():
     rows = {row.strategy: row for row in shard(MASTER, 64)}
-    count = sum(w.elements * w.count for w in MASTER.sizes.trained)
+    count = sum(w.elements * w.count for w in MASTER.trained)
     assert rows["DDP"].states.total_bytes / count == pytest.approx(16, rel=1e-6)
     assert rows["ZeRO-3"].states.total_bytes / count == pytest.approx(16 / 64, rel=1e-6)
 
@@ -82,11 +82,11 @@ def test_what_is_sent_to_the_byte_by_hand():
     memory = estimate(load_recipe("llama-2-7b-full-fp16-master", changes)[1], find_hardware("a100-80gb"))
     sent = {row.strategy: row.sent_bytes for row in shard(memory, 32)}
     whole = 2 * LLAMA_7B
-    buffers = memory.sizes.parameter_bytes - whole  # rotary frequencies
+    buffers = memory.parameter_bytes - whole  # rotary frequencies
     assert 0 <= buffers < 1024
     all_reduce = 31 / 32 * whole + 31 / 32 * whole
     assert sent["DDP"] == pytest.approx(4 * all_reduce, rel=1e-9)  # after every micro batch
-    once = estimate(check_recipe(memory.sizes.recipe.model_dump() | UNSYNCED, "here"), memory.sizes.hardware)
+    once = estimate(check_recipe(memory.recipe.model_dump() | UNSYNCED, "here"), memory.hardware)
     ddp = next(row for row in shard(once, 32) if row.strategy == "DDP")
     assert ddp.sent_bytes == pytest.approx(all_reduce, rel=1e-9)
     assert sent["ZeRO-1"] == sent["ZeRO-2"] == pytest.approx(all_reduce, rel=1e-9)
@@ -107,11 +107,11 @@ def test_deepspeeds_buffers_by_hand():
     """reduce_bucket_size, 5e8 elements of fp16, in every stage; in ZeRO-3 also stage3_max_live_parameters and
     stage3_prefetch_bucket_size, at most 1e9 + 5e7 of the 6.7e9 fp16 weights."""
     for strategy in ("ZeRO-1", "ZeRO-2"):
-        (bucket,) = zero_buffers(MASTER.sizes, strategy)
+        (bucket,) = zero_buffers(MASTER, strategy)
         assert bucket.size_bytes == 500_000_000 * 2
-    bucket, live = zero_buffers(MASTER.sizes, "ZeRO-3")
+    bucket, live = zero_buffers(MASTER, "ZeRO-3")
     assert (bucket.size_bytes, live.size_bytes) == (500_000_000 * 2, 1_050_000_000 * 2)
-    assert zero_buffers(MASTER.sizes, "DDP") == []
+    assert zero_buffers(MASTER, "DDP") == []
 
 
 def test_zero_3_at_its_peak_by_hand():
@@ -119,9 +119,10 @@ def test_zero_3_at_its_peak_by_hand():
     expected = 0.0
     for moment in MASTER.moments[1:]:
         step = moment.phase == "optimizer_step"
-        own = moment.activations + moment.temporaries / (64 if step else 1)
-        shares = (MASTER.sizes.parameter_bytes + 12 * LLAMA_7B + moment.gradients) / 64
-        expected = max(expected, shares + own + moment.inputs + moment.other)
+        held = moment.held
+        own = held["activations"] + held["temporaries"] / (64 if step else 1)
+        shares = (MASTER.parameter_bytes + 12 * LLAMA_7B + held["gradients"]) / 64
+        expected = max(expected, shares + own + held["inputs"] + held["other"])
     rows = {row.strategy: row for row in shard(MASTER, 64)}
     assert rows["ZeRO-3"].peak_bytes == pytest.approx(expected + 1e9 + 2.1e9, rel=1e-6)
     assert "500,000,000 × 2 B" in rows["ZeRO-3"].buffers
@@ -159,8 +160,8 @@ def test_more_sharding_holds_less():
 def test_lora_sends_only_its_own_gradients_but_zero_3_gathers_the_frozen_base_too():
     memory = estimate(load_recipe("llama-3.1-8b-lora")[1], find_hardware("h100"))
     rows = {row.strategy: row for row in shard(memory, 8)}
-    assert rows["DDP"].sent_bytes == pytest.approx(2 * memory.sizes.gradient_bytes * 7 / 8)
-    assert rows["ZeRO-3"].sent_bytes > 2 * memory.sizes.parameter_bytes * 7 / 8
+    assert rows["DDP"].sent_bytes == pytest.approx(2 * memory.gradient_bytes * 7 / 8)
+    assert rows["ZeRO-3"].sent_bytes > 2 * memory.parameter_bytes * 7 / 8
 
 
 def test_every_row_says_what_overlaps_and_exposes_no_more_than_it_sends():
@@ -183,7 +184,7 @@ def test_gradients_hide_under_the_last_backward_alone(micro_batches):
     slow = replace(slow, datasheet=slow.datasheet._replace(gpu_link=Cited(link, "for this test alone")))
     changes = [f"gradient_accumulation_steps={micro_batches}"]
     memory = estimate(load_recipe("llama-2-7b-full-fp16-master", changes)[1], slow)
-    phases = Timing(memory.sizes).phases
+    phases = step_time(memory).phases
     one_backward_s = phases["backward"].seconds / micro_batches
     rows = {row.strategy: row for row in shard(memory, 8)}
     assert rows["ZeRO-2"].exposed_s == pytest.approx(rows["ZeRO-2"].link_s - one_backward_s)

@@ -15,7 +15,8 @@ from harness.measure.communication import PHASE, waiting
 from harness.measure.step_times import log_line, peak_rss_bytes, phase_stats, step_stats
 from harness.measure.virtual_time import VirtualTime
 from harness.observe.flops import FlopCount
-from harness.step_profile.step_profile import HardwareSummary, PhaseStats
+from harness.step_profile.step_profile import HardwareSummary
+from harness.step_profile.times import PhaseStats
 
 TOKENS = 2 * 3 * 100
 DEVICE = HardwareSummary(name="a device", kind="cuda", peak_flops=1000.0)

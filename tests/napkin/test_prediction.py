@@ -16,7 +16,7 @@ from harness.cli.terminal.derivation import render
 from harness.errors import InputError
 from harness.hardware.hardware import all_hardware, find_hardware, hardware_names
 from harness.kernel_time.parameters import memory_of
-from harness.napkin import Timing, derive_terms, estimate, predict, required_bytes, sent_bytes
+from harness.napkin import derive_terms, estimate, predict, step_time
 from harness.recipe import EFFECTS, Recipe, list_recipes, load_recipe
 from harness.recipe.fields import Optimizer
 from harness.step_profile.step_profile import StepProfile
@@ -199,23 +199,23 @@ def test_a_toggle_is_priced_in_one_file():
 
 
 def test_mistral_7b_qlora_fits_16_gb_and_mixtral_8x7b_qlora_48():
-    assert required_bytes(estimate(load_recipe("mistral-7b-qlora")[1], A100)) < 16e9
-    assert required_bytes(estimate(load_recipe("mixtral-qlora")[1], A100)) < 48e9
+    assert estimate(load_recipe("mistral-7b-qlora")[1], A100).required_bytes < 16e9
+    assert estimate(load_recipe("mixtral-qlora")[1], A100).required_bytes < 48e9
 
 
 def test_full_fine_tuning_in_bf16_with_foreach_adamw_peaks_at_five_times_the_weights():
     memory = estimate(load_recipe("llama-3.1-8b-full-bf16")[1], A100)
     assert memory.peak.phase == "optimizer_step"
-    assert memory.peak.total_bytes / memory.sizes.parameter_bytes == pytest.approx(5, rel=0.01)
+    assert memory.peak.total_bytes / memory.parameter_bytes == pytest.approx(5, rel=0.01)
 
 
 def test_six_flops_a_parameter_and_token():
     """Kaplan et al., arXiv 2001.08361: forward and backward take 6 FLOPs for each weight of a product and
     token; attention's two products take 4·S·Q a layer and token forward, and five 10 back."""
-    timing = Timing(estimate(small(micro_batch_size=2), A100, SMALL).sizes)
+    time = step_time(estimate(small(micro_batch_size=2), A100, SMALL))
     tokens = 2 * 512
     weights = 8 * (1024 * (1024 + 256 + 256) + 1024 * 1024 + 3 * 1024 * 2816) + 1024 * 32_000
-    assert timing.model_flops == 6 * weights * tokens + 8 * (4 + 10) * 512 * 1024 * tokens
+    assert time.stats.model_flops == 6 * weights * tokens + 8 * (4 + 10) * 512 * 1024 * tokens
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b-full-bf16", "llama-3.2-1b-bf16", "qwen2.5-7b-lora"])
@@ -224,8 +224,8 @@ def test_checkpointing_costs_a_forward_more(name):
     phases = []
     for on in ("true", "false"):
         recipe = load_recipe(name, [f"gradient_checkpointing={on}", "micro_batch_size=4"])[1]
-        timing = Timing(estimate(recipe, A100).sizes)
-        phases.append(timing.phases["forward"].seconds + timing.phases["backward"].seconds)
+        time = step_time(estimate(recipe, A100))
+        phases.append(time.phases["forward"].seconds + time.phases["backward"].seconds)
     assert 1.2 <= phases[0] / phases[1] <= (1.51 if "lora" in name else 1.35)
 
 
@@ -236,7 +236,7 @@ def test_compiled_products_in_fp8_win_what_was_published():
 
     def computing_s(**toggles):
         recipe = Recipe(model="llama-3.1-8b", seq_len=8192, precision="bf16", **toggles)
-        phases = Timing(estimate(recipe, H100).sizes).phases
+        phases = step_time(estimate(recipe, H100)).phases
         return phases["forward"].seconds + phases["backward"].seconds
 
     faster = computing_s(compile=True) / computing_s(compile=True, fp8=True)
@@ -311,7 +311,7 @@ def test_lora_holds_less_than_full_and_qlora_less_than_lora(recipe, shape):
     assume(recipe.optimizer != "sgd")
 
     def held(**fields):
-        sizes = estimate(changed(recipe, **fields), H100, shape).sizes
+        sizes = estimate(changed(recipe, **fields), H100, shape)
         return sizes.parameter_bytes + sizes.gradient_bytes + sizes.optimizer.state_bytes
 
     plain = {"quantization": "none", "double_quant": False, "lora_rank": 4}
@@ -323,11 +323,11 @@ def test_lora_holds_less_than_full_and_qlora_less_than_lora(recipe, shape):
 @given(recipes, shapes)
 def test_checkpointing_keeps_less_and_takes_longer(recipe, shape):
     before, after = (
-        estimate(changed(recipe, gradient_checkpointing=on), H100, shape).sizes for on in (False, True)
+        estimate(changed(recipe, gradient_checkpointing=on), H100, shape) for on in (False, True)
     )
     assert after.kept_by_blocks < before.kept_by_blocks
-    assert Timing(after).seconds > Timing(before).seconds
-    assert Timing(after).model_flops == Timing(before).model_flops <= Timing(after).hardware_flops
+    assert step_time(after).seconds > step_time(before).seconds
+    assert step_time(after).stats.model_flops == step_time(before).stats.model_flops <= step_time(after).flops
 
 
 @few
@@ -360,10 +360,10 @@ def test_zero_3_divides_states_and_ddp_copies_gradients():
     shape = load_shape("llama-2-7b")
     for ranks in (2, 8):
         fsdp = {"parallel": "fsdp", "dp_shard": ranks, "precision": "bf16-mixed", "model": "llama-2-7b"}
-        sizes = estimate(Recipe(**fsdp), H100, shape).sizes
+        sizes = estimate(Recipe(**fsdp), H100, shape)
         held = sizes.parameter_bytes + sizes.gradient_bytes + sizes.device_state
         assert held / (6_738_415_616 * 16) == pytest.approx(1 / ranks, rel=1e-3)
-    ddp = estimate(Recipe(model="llama-2-7b", parallel="ddp", dp_replicate=8), H100, shape).sizes
+    ddp = estimate(Recipe(model="llama-2-7b", parallel="ddp", dp_replicate=8), H100, shape)
     assert ddp.bucket_bytes == ddp.gradient_bytes == 2 * 6_738_415_616
 
 
@@ -374,8 +374,8 @@ def test_what_is_sent_by_hand():
         ({"parallel": "fsdp", "dp_shard": 4}, 3),
         ({"parallel": "ddp", "dp_replicate": 4}, 2),
     ):
-        sizes = estimate(small(precision="bf16", **fields), H100, shape).sizes
-        sent = sum(size for _, size in sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes).values())
+        sizes = estimate(small(precision="bf16", **fields), H100, shape)
+        sent = sum(phase.sent_bytes for phase in step_time(sizes).phases.values())
         whole = sizes.parameter_bytes * (4 if "dp_shard" in fields else 1)
         assert sent == pytest.approx(3 / 4 * passes * whole, rel=0.01)
 

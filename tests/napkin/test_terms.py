@@ -35,7 +35,7 @@ GPT = ModelShape(
 
 def kept(memory: Memory) -> int:
     """With autocast's copies of weights, which products keep."""
-    sizes = memory.sizes
+    sizes = memory
     return sizes.kept_by_blocks + sizes.kept_by_loss + sizes.weight_copies
 
 
@@ -45,9 +45,9 @@ def test_activations_of_a_gpt_layer_are_those_of_korthikanti_et_al(batch, seq):
     recomputation: 2·s·b·h."""
     recipe = Recipe(model="gpt", micro_batch_size=batch, seq_len=seq, attention="eager")
     s, b, h, a = seq, batch, 1024, 16
-    assert estimate(recipe, A100, GPT).sizes.kept == [(4, s * b * h * 34 + 5 * a * s * s * b, 0)]
+    assert estimate(recipe, A100, GPT).kept == [(4, s * b * h * 34 + 5 * a * s * s * b, 0)]
     checkpointed = estimate(recipe.model_copy(update={"gradient_checkpointing": True}), A100, GPT)
-    assert checkpointed.sizes.kept == [(4, 2 * s * b * h, s * b * h * 34 + 5 * a * s * s * b)]
+    assert checkpointed.kept == [(4, 2 * s * b * h, s * b * h * 34 + 5 * a * s * s * b)]
 
 
 def test_a_llama_block_by_hand():
@@ -56,19 +56,19 @@ def test_a_llama_block_by_hand():
     recipe = Recipe(model="llama-3.1-8b", precision="bf16", seq_len=2048)
     tokens, hidden, inner = 2048, 4096, 14_336
     attention = 2 * (2 * 32 + 2 * 8) * 128 + 4 * 32
-    assert napkin(recipe).sizes.kept == [(32, tokens * (2 * 8 * hidden + attention + 4 * 2 * inner), 0)]
+    assert napkin(recipe).kept == [(32, tokens * (2 * 8 * hidden + attention + 4 * 2 * inner), 0)]
 
 
 def test_logits_and_loss_take_two_four_four_and_four_bytes_a_token_and_word():
     memory = napkin(Recipe(model="llama-3.1-8b", adapter="lora", gradient_checkpointing=True))
     logits = 2048 * 128_256
-    acts = memory.sizes.activations
-    assert [t.size_bytes for t in acts.held_after_forward if t.formula.startswith("B·S·V")] == [
+    acts = memory.activations
+    assert [t.size_bytes for t in acts.loss.at_end if t.formula.startswith("B·S·V")] == [
         2 * logits,
         4 * logits,
     ]
-    assert 4 * logits in [t.size_bytes for t in acts.kept_by_loss]
-    assert [t.size_bytes for t in acts.held_in_backward] == [2 * 4 * logits]
+    assert 4 * logits in [t.size_bytes for t in acts.loss.kept]
+    assert [t.size_bytes for t in acts.loss.in_backward] == [2 * 4 * logits]
 
 
 def test_lora_in_fp32_keeps_a_copy_of_its_input_for_every_layer():
@@ -78,7 +78,7 @@ def test_lora_in_fp32_keeps_a_copy_of_its_input_for_every_layer():
     )
     copies = 2048 * (4 * (3 + 1 + 2) * 4096 + 4 * 14_336) - 2048 * 2 * (2 * 4096 + 14_336)
     ranks = 2048 * 7 * 16 * 2  # A x in fp32, not in bf16
-    assert lora.sizes.kept[0][1] - base.sizes.kept[0][1] == copies + ranks
+    assert lora.kept[0][1] - base.kept[0][1] == copies + ranks
 
 
 WITHIN = {"gpt2": 0.2, "phi": 0.2, "phi3": 0.1, "gpt_neox": 0.1}
@@ -132,7 +132,7 @@ def test_a_compiled_model_keeps_about_as_much(tmp_path, fields):
 def test_a_budget_is_what_a_compiled_model_keeps_at_most(tmp_path, budget):
     """The compiler keeps as much as the budget allows, whole tensors at a time."""
     recipe = recipe_for(tmp_path, "llama", attention="sdpa", compile=True, activation_memory_budget=budget)
-    found = napkin(recipe).sizes
+    found = napkin(recipe)
     assert 0.75 < saved_bytes(recipe) / (found.kept_by_blocks + found.kept_by_loss) < 1.02
 
 
@@ -162,7 +162,7 @@ def test_the_terms_of_a_section_add_up(name):
     sums: dict[str, int] = {}
     for term in derive_terms(memory):
         sums[term.section] = sums.get(term.section, 0) + term.size_bytes
-    sizes = memory.sizes
+    sizes = memory
     assert sums["Parameters"] == sizes.parameter_bytes
     assert sums["Gradients"] == sizes.gradient_bytes
     assert sums["Kept for backward by the loss"] == sizes.kept_by_loss

@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING
 
 from benchmarks.causal_models.tiny import small_config
 from harness.hardware.hardware import find_hardware
-from harness.napkin import Timing, estimate
+from harness.napkin import estimate, step_time
 from harness.napkin.timing import COMPILED_PASSES
 from harness.simulate import simulate
 from tests.support.tiny import tiny
@@ -31,7 +31,7 @@ def test_what_checkpointing_computes_again_ends_where_pytorch_stops(
         pytest.skip("its attention has one product for queries, keys and values")
     how = {"attention": "eager"} if family == "gemma2" else {}
     recipe = tiny(family, gradient_checkpointing=True, seq_len=256, **adapted, **how)
-    again = Timing(estimate(recipe, A100).sizes).phases["backward"].recomputed_flops
+    again = step_time(estimate(recipe, A100)).recomputed_flops
     step = simulate(recipe, A100)[0].step
     assert step.hfu is not None
     assert step.mfu is not None
@@ -59,7 +59,7 @@ def test_experts_in_4_bit_are_dequantized_in_forward_and_kept_for_backward() -> 
     stored = 1 / 2 + 4 / 64
     assert added["forward"] == experts * (2 + stored) - linear * (2 - stored)  # read as they are stored
     assert added["backward"] < linear * (2 + stored)
-    phases, before = (Timing(estimate(recipe, A100).sizes).phases for recipe in (four_bit, plain))
+    phases, before = (step_time(estimate(recipe, A100)).phases for recipe in (four_bit, plain))
     for name, made in (("forward", experts + linear), ("backward", linear)):
         assert sum(work.before_bytes for work in phases[name].works) == 2 * made
         assert phases[name].bytes_moved == before[name].bytes_moved
@@ -71,4 +71,4 @@ def test_llama_4_gives_every_token_to_every_expert(tmp_path: Path) -> None:
     path.write_text(json.dumps(small_config(CONFIG_MAPPING["llama4_text"]()) | {"moe_layers": [0, 1]}))
     recipe = tiny("llama", seq_len=256).model_copy(update={"model": str(path)})
     counted = simulate(recipe, A100)[0].phases["forward"].flops
-    assert Timing(estimate(recipe, A100).sizes).phases["forward"].flops == pytest.approx(counted, rel=0.02)
+    assert step_time(estimate(recipe, A100)).phases["forward"].flops == pytest.approx(counted, rel=0.02)

@@ -48,7 +48,7 @@ def state_bytes(state: QuantState | None) -> int:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_built_on_meta(name, tmp_path):
     recipe = cut(load_recipe(name)[1], tmp_path, 4)
-    sizes = napkin(recipe).sizes
+    sizes = napkin(recipe)
     held, trained = model_bytes(build_training(recipe, META).model)
     assert sizes.parameter_bytes == pytest.approx(held, rel=2e-4)
     assert sizes.gradient_bytes == pytest.approx(trained, rel=2e-4)
@@ -71,7 +71,7 @@ def test_every_quantization_really_built(tmp_path, fields):
     # odd sizes: blocks of 64 and of 256 x 64 values that are not full
     config = {"intermediate_size": 1016, "head_dim": 10, "vocab_size": 300}
     recipe = recipe_for(tmp_path, "llama", config=config, lora_rank=3, **fields)
-    sizes = napkin(recipe).sizes
+    sizes = napkin(recipe)
     assert (sizes.parameter_bytes, sizes.gradient_bytes) == model_bytes(build_training(recipe, CPU).model)
 
 
@@ -80,7 +80,7 @@ def test_what_peft_adapts_for_ia3_and_for_a_list(tmp_path, family):
     targets = {"mixtral": ("q_proj", "v_proj")}.get(family, "all-linear")
     recipe = recipe_for(tmp_path, family, adapter="ia3", attention="eager", lora_targets=targets)
     trained = model_bytes(build_training(recipe, CPU).model)[1]
-    assert napkin(recipe).sizes.gradient_bytes == trained
+    assert napkin(recipe).gradient_bytes == trained
 
 
 OPTIMIZERS = [
@@ -120,13 +120,13 @@ def test_optimizer_state_is_that_of_the_stepped_optimizer(tmp_path, fields):
     ]
     found = {value.untyped_storage()._cdata: value.untyped_storage().nbytes() for value in tensors_in(kept)}
     tables = 2 * 1024 if recipe.optimizer.endswith("8bit") else 0
-    assert sum(found.values()) - napkin(recipe).sizes.optimizer.state_bytes in range(tables + 1)
+    assert sum(found.values()) - napkin(recipe).optimizer.state_bytes in range(tables + 1)
 
 
 def test_mixed_precision_adam_takes_16_bytes_a_parameter():
     """Weights and gradients in 16 bit, and fp32 weights and two moments: 2 + 2 + 4 + 4 + 4 (arXiv 1910.02054,
     section 3.1)."""
-    sizes = napkin(Recipe(model="llama-2-7b", master_weights=True)).sizes
+    sizes = napkin(Recipe(model="llama-2-7b", master_weights=True))
     held = sizes.parameter_bytes + sizes.gradient_bytes + sizes.device_state
     assert held / 6_738_415_616 == pytest.approx(16, rel=1e-6)
 
@@ -141,7 +141,7 @@ def test_a_7b_model_is_28_gb_in_fp32_14_in_16_bit_and_3_5_in_4_bit():
 
 
 def test_paged_state_is_of_large_tensors_only(tmp_path):
-    optimizer = napkin(recipe_for(tmp_path, "llama", optimizer="paged_adamw")).sizes.optimizer
+    optimizer = napkin(recipe_for(tmp_path, "llama", optimizer="paged_adamw")).optimizer
     assert 0 == optimizer.paged_bytes < optimizer.state_bytes
-    large = napkin(Recipe(model="llama-3.2-1b", optimizer="paged_adamw")).sizes.optimizer
+    large = napkin(Recipe(model="llama-3.2-1b", optimizer="paged_adamw")).optimizer
     assert large.paged_bytes / large.state_bytes == pytest.approx(1, rel=1e-3)

@@ -18,8 +18,8 @@ from harness.step_profile.step_profile import (
     MAX_DETAILS,
     MAX_FILE_BYTES,
     RankStats,
-    utilization,
 )
+from harness.step_profile.times import utilization
 from tests.support.trust_report import Tried
 
 Change = Callable[[dict[str, Any]], Any]

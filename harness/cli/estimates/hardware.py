@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import AsJson
+from harness.cli.arguments import AsJson, asked_recipe
 from harness.cli.terminal.lines import answer, tell
 from harness.errors import InputError, printable
-from harness.recipe import load_recipe
 from harness.system import quiet_libraries, stdout_kept_for_json
 
 EXAMPLES = """
@@ -49,7 +48,6 @@ def hardware(
     as_json: AsJson = False,
 ) -> None:
     """Try every device of the table: fits or not, speed, and with prices the cost of a million tokens."""
-    from harness.architecture import with_attention
     from harness.data import check_data
     from harness.fit import (
         compare_counts,
@@ -76,9 +74,8 @@ def hardware(
     if best and gpus is not None:
         raise InputError("--best simulates single cards, and --gpus counts them by arithmetic. Give one.")
     num_tokens = 0 if tokens is None else read_tokens(tokens, "--tokens")
-    name, loaded = load_recipe(recipe, overrides or [])
+    name, loaded = asked_recipe(recipe, overrides or [])
     check_data(loaded)
-    loaded = with_attention(loaded)
     printed: set[str] = set()
 
     def say(line: str) -> None:

@@ -3,7 +3,8 @@
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from harness.napkin import Memory, Moment, Term, Timing, derive_terms, required_bytes
+from harness.hardware import arithmetic_intensity, machine_balance
+from harness.napkin import Memory, Moment, Term, derive_terms, step_time
 from harness.recipe import surprises_of_mesh
 from harness.step_profile import CATEGORIES
 from harness.units import GIB
@@ -41,7 +42,7 @@ def render(name: str, memory: Memory) -> str:
         lines += [*above, f"{head:<{WIDTH - 10}} {term.size_bytes / GIB:9.3f}"]
         lines += _folded(f"      by: {term.source}", WIDTH)
     lines += [*_phases(memory), *_timing(memory)]
-    for warning in (*surprises_of_mesh(memory.sizes.recipe), *memory.sizes.built.surprises):
+    for warning in (*surprises_of_mesh(memory.recipe), *memory.built.surprises):
         lines += ["", *_folded(f"warning: {warning}", WIDTH)]
     return "\n".join(lines) + "\n"
 
@@ -51,9 +52,8 @@ def _folded(text: str, width: int) -> list[str]:
 
 
 def _heading(name: str, memory: Memory, terms: Iterable[Term]) -> Iterator[str]:
-    sizes, recipe = memory.sizes, memory.sizes.recipe
-    shape, acts = sizes.built.shape, sizes.activations
-    yield f"{name} on {sizes.hardware.datasheet.title}: {recipe.model}, {shape.layers} {shape.family} layers"
+    recipe, shape, acts = memory.recipe, memory.built.shape, memory.activations
+    yield f"{name} on {memory.hardware.datasheet.title}: {recipe.model}, {shape.layers} {shape.family} layers"
     if recipe.world_size > 1:
         mesh = {name: getattr(recipe, name) for name in ("dp_replicate", "dp_shard", "tp")}
         shown = " × ".join(f"{name} {size}" for name, size in mesh.items() if size > 1)
@@ -67,9 +67,9 @@ def _heading(name: str, memory: Memory, terms: Iterable[Term]) -> Iterator[str]:
 
 
 def _phases(memory: Memory) -> Iterator[str]:
-    sizes, rows = memory.sizes, dict[str, Moment]()
+    rows = dict[str, Moment]()
     # there is room for one of the two: inputs are small beside the gathered parameters of a whole unit
-    left_out = "inputs" if sizes.units.layers else "gathered_parameters"
+    left_out = "inputs" if memory.recipe.fsdp else "gathered_parameters"
     parts = [part for part in CATEGORIES if part != left_out]
     for moment in memory.moments:
         if moment.phase not in rows or moment.total_bytes > rows[moment.phase].total_bytes:
@@ -77,10 +77,11 @@ def _phases(memory: Memory) -> Iterator[str]:
     titles = "".join(f"{_SHORT.get(part, part):>7}" for part in ("total", *parts))
     yield from ("", f"{'Memory by phase, GiB':<20}{titles}")
     for row in rows.values():
-        numbers = (size / GIB for size in (row.total_bytes, *(getattr(row, part) for part in parts)))
+        numbers = (size / GIB for size in (row.total_bytes, *(row.held[part] for part in parts)))
         yield f"  {_SHORT.get(row.phase, row.phase):<18}" + "".join(f"{_number(size):>7}" for size in numbers)
         yield from _folded(f"      {'the peak: ' if row is memory.peak else ''}{row.where}", WIDTH)
-    peak, needed, available = memory.peak.total_bytes, required_bytes(memory), sizes.hardware.memory_bytes
+    peak, needed = memory.peak.total_bytes, memory.required_bytes
+    available = memory.hardware.memory_bytes
     verdict = "fits" if needed <= available else "DOES NOT FIT (see `harness fit`)"
     sums = f"{peak / GIB:.2f} GiB + CUDA context {(needed - peak) / GIB:.2f} = {needed / GIB:.2f}"
     yield f"  peak {sums} of {available / GIB:.2f} GiB: {verdict}"
@@ -93,10 +94,11 @@ def _number(number: float) -> str:
 
 
 def _timing(memory: Memory) -> Iterator[str]:
-    sizes, timing = memory.sizes, Timing(memory.sizes)
+    time, hardware, dtype = step_time(memory), memory.hardware, memory.recipe.compute_dtype
+    step = time.stats
     columns = ("ms", "TFLOP", "GB", "compute", "memory", "launch", "link")
     yield from ("", f"{'Time by phase, ms':<17}" + "".join(f"{column:>8}" for column in columns) + " waits")
-    for name, phase in timing.phases.items():
+    for name, phase in time.phases.items():
         link = phase.transfer_s + phase.waited_s + phase.sent_s
         seconds = (phase.time.compute_s, phase.time.memory_s, phase.time.host_s, link)
         numbers = [
@@ -107,16 +109,17 @@ def _timing(memory: Memory) -> Iterator[str]:
         ]
         waits = "host" if phase.seconds > phase.time.device_s else phase.time.bound
         yield f"  {_SHORT.get(name, name):<15}" + "".join(f"{_number(n):>8}" for n in numbers) + f" {waits}"
-    recomputed = timing.phases["backward"].recomputed_flops / timing.hardware_flops
-    mfu, hfu = timing.utilization(timing.model_flops), timing.utilization(timing.hardware_flops)
-    (intensity, balance), dtype = timing.intensities, sizes.recipe.compute_dtype
-    yield f"  step {timing.seconds * 1e3:,.1f} ms, {timing.tokens_per_s:,.0f} tokens/s"
-    yield f"  MFU {mfu:.1%}, HFU {hfu:.1%} ({recomputed:.0%} of the FLOPs are recomputation)"
-    yield f"  {_ADVICE[timing.bound]}"
+    recomputed = time.recomputed_flops / time.flops
+    intensity = arithmetic_intensity([work for phase in time.phases.values() for work in phase.works])
+    yield f"  step {time.seconds * 1e3:,.1f} ms, {time.tokens_per_s:,.0f} tokens/s"
+    shares = f"MFU {step.mfu or 0:.1%}, HFU {step.hfu or 0:.1%}"
+    yield f"  {shares} ({recomputed:.0%} of the FLOPs are recomputation)"
+    yield f"  {_ADVICE[step.bound or 'host']}"
+    balance = machine_balance(hardware, dtype)
     yield f"  arithmetic intensity {intensity:.0f} FLOP/byte, machine balance {balance:.0f} ({dtype})"
-    if sizes.recipe.distributed:
-        waited = sum(phase.exposed_s for phase in timing.phases.values())
+    if memory.recipe.distributed:
+        waited = sum(phase.exposed_s for phase in time.phases.values())
         yield f"  of the step, {waited * 1e3:,.1f} ms wait for other ranks"
     yield from textwrap.wrap(
-        f"  rates: {sizes.hardware.calibration.source}", 98, subsequent_indent="    ", break_on_hyphens=False
+        f"  rates: {hardware.calibration.source}", 98, subsequent_indent="    ", break_on_hyphens=False
     )
