@@ -14,7 +14,7 @@ from harness.kernel_time import KernelKind, PowerLimit, host_times, range_of, tr
 from harness.kernels import NOTHING, Cost, KernelClass, Step, operator_cost
 from harness.recipe import Recipe
 from harness.snapshot import by_kind_of_module
-from harness.step_profile import PhaseStats, StepStats, TimeStats, utilization
+from harness.step_profile import PhaseStats, StepStats, TimeStats
 
 Path = tuple[Any, ...]
 """Where a number of a clock is: the name of a field, and the keys within it."""
@@ -273,22 +273,12 @@ def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, float]]:
 
 def step_of(recipe: Recipe, clock: SimulatedTime) -> StepStats:
     """The times of the recorded step by a clock that ran with it."""
-    phases = clock.taken_s.items()
-    seconds = sum(taken_s for _, taken_s in phases)
-    ranges = [clock.range_s(phase, taken_s) for phase, taken_s in phases]
-    all_flops = sum(flops for phase, flops in clock.flops.items() if phase != "optimizer_step")
-    model_flops = all_flops - clock.recomputed_flops
+    ranges = [clock.range_s(phase, taken_s) for phase, taken_s in clock.taken_s.items()]
+    low, high = (sum(ends) for ends in zip(*ranges, strict=True))
+    taken = TimeStats(median=sum(clock.taken_s.values()), p10=low, p90=high)
     peak = clock.hardware.peak_flops(recipe.compute_dtype)
-    return StepStats(
-        time_s=TimeStats(
-            median=seconds, p10=sum(low for low, _ in ranges), p90=sum(high for _, high in ranges)
-        ),
-        tokens_per_s=recipe.global_tokens_per_step / seconds,
-        model_flops=model_flops,
-        mfu=utilization(model_flops, seconds, peak),
-        hfu=utilization(all_flops, seconds, peak),
-        bound=clock.bound(),
-    )
+    tokens = recipe.global_tokens_per_step
+    return StepStats.of(taken, tokens, clock.flops, clock.recomputed_flops, peak, clock.bound())
 
 
 def times_of(recipe: Recipe, clock: SimulatedTime) -> Times:

@@ -58,14 +58,6 @@ class SimulatedDevice(StorageTracker):
         self._workspaces: set[tuple[str, bool]] = set()
         """The workspaces that exist, by library and whether the thread is autograd's."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See StorageTracker. What computes an operator on shapes is none of the program's Python."""
-        self.calls.pause()
-        try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        finally:
-            self.calls.resume()
-
     @contextmanager
     def host_followed(self) -> Iterator[None]:
         """Inside, while steps are recorded, the clocks are told of the Python that runs between operators."""
@@ -83,40 +75,47 @@ class SimulatedDevice(StorageTracker):
 
     def unwrapped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.unwrapped. Lists of divided weights are lists of this rank's parts."""
-        found = on_local_parts(func, args, kwargs)
-        if found is None:
-            return NotImplemented
-        local_args, local_kwargs, as_divided = found
-        out = self.run(func, local_args, local_kwargs)
-        self._see(out, func)
-        return as_divided(out)
+        self.calls.pause()
+        try:
+            found = on_local_parts(func, args, kwargs)
+            if found is None:
+                return NotImplemented
+            local_args, local_kwargs, as_divided = found
+            out = self.run(func, local_args, local_kwargs)
+            self._see(out, func)
+            return as_divided(out)
+        finally:
+            self.calls.resume()
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.run."""
-        if self.recorded:
-            self.memory.module = self.paths.current()
-        out, call = self.rules.run(func, args, kwargs)
-        if call is VIEW:
+        self.calls.pause()  # what computes an operator on shapes is none of the program's Python
+        try:
             if self.recorded:
-                for clock in self.clocks:
+                self.memory.module = self.paths.current()
+            out, call = self.rules.run(func, args, kwargs)
+            if call is VIEW:
+                for clock in self.clocks if self.recorded else ():
                     clock.host_viewed()
+                return out
+            if call.script is None:
+                call.script = ()
+                if is_on_device(out, args):
+                    call.script = script_of(func, args, kwargs, out, self.rules.gpu)
+                    self._note(operator_name(func), call.script)
+            if call.script and not is_on_host():  # kernels of the host take nothing of the device
+                self._play(call.script, func, out)
+            if self.recorded:
+                self._see(out, func)
+                self._take_time(call, func, args, kwargs, out)
+                if func is aten._local_scalar_dense.default and args[0].is_meta:
+                    for clock in self.clocks:  # the host waits for the value
+                        clock.host_waits_until(clock.done_s(clock.stream))
+            if "c10d" in func.namespace:
+                self._communicate(operator_name(func), args, out)
             return out
-        if call.script is None:
-            call.script = ()
-            if is_on_device(out, args):
-                call.script = script_of(func, args, kwargs, out, self.rules.gpu)
-                self._note(operator_name(func), call.script)
-        if call.script and not is_on_host():  # kernels of the host take nothing of the device
-            self._play(call.script, func, out)
-        if self.recorded:
-            self._see(out, func)
-            self._take_time(call, func, args, kwargs, out)
-            if func is aten._local_scalar_dense.default and args[0].is_meta:  # the host waits for the value
-                for clock in self.clocks:
-                    clock.host_waits_until(clock.done_s(clock.stream))
-        if "c10d" in func.namespace:
-            self._communicate(operator_name(func), args, out)
-        return out
+        finally:
+            self.calls.resume()
 
     def _take_time(self, call: Call, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Let each clock take the time of one operator, whose results are allocated."""

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 _HARNESS, _TORCH = Path(__file__).parents[1], Path(torch.__file__).parent
-_OF_A_SIMULATION = str(_HARNESS), str(_TORCH / "_library"), str(_TORCH / "utils" / "_python_dispatch.py")
-"""Where the functions are that would not be called without the simulation's dispatch mode."""
+_OF_A_DISPATCH_MODE = _TORCH / "_library", _TORCH / "utils" / "_python_dispatch.py", _TORCH / "_ops.py"
+_NOT_COUNTED = (str(_HARNESS), *map(str, _OF_A_DISPATCH_MODE), "<string>")
+"""Where the functions are that are hardly called without the simulation's dispatch mode; and those that
+dataclasses make, whose number is another the first time that DTensor looks into its cache."""
 _TOOL = 4
 """A number for sys.monitoring that debuggers, profilers and measures of coverage leave free."""
 
 
-def _would_be_called(code: CodeType) -> bool:
-    return not code.co_filename.startswith(_OF_A_SIMULATION)
+def _counts(code: CodeType) -> bool:
+    return not code.co_filename.startswith(_NOT_COUNTED)
 
 
 class PythonCalls:
@@ -56,7 +58,7 @@ class PythonCalls:
             sys.monitoring.free_tool_id(_TOOL)
 
         def _called(self, code: CodeType, _: int) -> Any:
-            if not _would_be_called(code):
+            if not _counts(code):
                 return sys.monitoring.DISABLE
             self.number += not self._paused
 
@@ -81,7 +83,7 @@ class PythonCalls:
                 if event == "call":
                     code = frame.f_code
                     if id(code) not in known:
-                        known[id(code)] = code, _would_be_called(code)
+                        known[id(code)] = code, _counts(code)
                     self.number += known[id(code)][1]
 
             self._profile = called

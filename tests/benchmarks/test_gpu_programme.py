@@ -121,7 +121,7 @@ def test_the_profiled_step_leaves_its_trace(programme):
     made = results(programme["profile"])["llama-3.2-1b-bf16"]["result"]
     trace = programme["out"] / "profile" / "llama-3.2-1b-bf16.json.gz"
     assert made["trace_bytes"] == trace.stat().st_size
-    assert (made["kernels"], made["kernels_s"]) == (0, 0)
+    assert made["kernels"] == 0
     assert made["step_s"] > 0
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert any(event.get("cat") == "cpu_op" and "Input Dims" in event["args"] for event in events)
