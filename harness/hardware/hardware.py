@@ -103,7 +103,7 @@ class Calibration(BaseModel):
     measured: about 25 of PCIe 4.0's 31.5 GB/s. An H100's reach more (profiles/h100/calibration.json)."""
     host_memory_bandwidth: Annotated[float, Field(gt=0)] = 50e9
     """Bytes per second that AdamW reaches when it steps 16-bit weights in host memory. A guess."""
-    host_op_s: Annotated[float, Field(gt=0)] = 17.1e-6
+    host_op_s: Annotated[float, Field(gt=0)] = 17.3e-6
     """Seconds that the host takes for one operator in eager mode, in the mean over a LoRA step of a 1B model:
     Python, PyTorch and driver (`python -m benchmarks.gpu_programme --part calibrate --only launch`). It says
     how fast a machine is; what launches, products, views and Python calls take is in proportion to it. Python
