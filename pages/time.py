@@ -144,8 +144,8 @@ def _host(found: Mapping[str, Any], calls: Mapping[str, Mapping[str, float]]) ->
         f"{by_launches['median']:.0%} and {by_launches['p90']:.0%}. Driver and cuBLAS take no time there. On "
         f"the H100's machine a launch took {us['driver_us']:.1f} us and a product {us['product_us']:.0f} "
         f"more, in that trace of {len(calls)} in which they took least (`{HOST_CALLS.relative_to(ROOT)}`). "
-        f"All together that is {us['mean_us']:.1f} us an operator, in the mean over a step of LoRA. Nothing can "
-        f"be held against that machine's host closely: a transposition, which knows of no device, took "
+        f"All together that is {us['mean_us']:.1f} us an operator, in the mean over a step of LoRA. Nothing "
+        f"can be held against that machine's host closely: a transposition, which knows of no device, took "
         f"{min(views):.1f} us in one process and {max(views):.1f} in another."
     )
     return textwrap.fill(text, 120, break_long_words=False)

@@ -353,3 +353,22 @@ def test_a_search_by_beams_goes_on_as_on_the_cpu(emulate) -> None:
         assert found == [(2, 12)] * 2, (how, found)
     """
     emulate(code=code)
+
+
+def test_the_clock_leaves_out_what_following_values_takes(emulate) -> None:
+    """Each operator tells of it, and the clock is set back by it: here by a quarter of an hour."""
+    code = """
+import ctypes, sys, torch
+torch.cuda.Event(enable_timing=True).record()  # the clock starts
+own = sys.modules["virtual_gpu_own_time"]
+now = ctypes.CDLL(None).virtual_gpu_now
+now.restype = ctypes.c_int64
+numbers = torch.ones(3, device="cuda")
+own._not_told, own.AT_LEAST_NS = 0, 10**10
+numbers.add_(1)
+told = own._not_told
+before = now()
+own.not_the_programs(900 * 10**9)
+print(0 < told < 10**9, -901 < (now() - before) / 1e9 < -800)
+"""
+    assert emulate(code=code).stdout.split() == ["True", "True"]
