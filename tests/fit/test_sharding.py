@@ -213,6 +213,7 @@ def test_pytorchs_engines_are_simulated_once_and_refused_for_good():
     """On four GPUs in groups of two; 2 heads cannot be divided among them, which transformers needs."""
     rows = asked(TINY, 4, 2)
     peaks: set[int] = set()
+    exposed_s = 0.0
     for strategy, fields in OF_FOUR.items():
         profile = simulate(tiny(precision="bf16", **fields), H100)[0]
         row = rows[strategy]
@@ -222,11 +223,12 @@ def test_pytorchs_engines_are_simulated_once_and_refused_for_good():
         assert row.where == (profile.memory.peak_phase or "").replace("_", " ")
         waits = [phase.communication_s or 0 for phase in profile.phases.values()]
         assert row.exposed_s == pytest.approx(sum(waits), rel=1e-9)
-        assert row.exposed_s > 0
+        exposed_s += row.exposed_s
         assert row.fits
         assert row.tokens_per_s == pytest.approx(profile.step.tokens_per_s, rel=1e-9)
         peaks.add(row.peak_bytes)
     assert len(peaks) == 3
+    assert exposed_s > 0  # of some: where the device waits for its host, collectives are over by then
     refused = rows["tensor parallel"]
     assert isinstance(refused, Refused)
     assert "4 does not divide the 2 num_key_value_heads" in refused.reason
