@@ -131,22 +131,22 @@ def _devices() -> str:
 def _host(found: Mapping[str, Any], calls: Mapping[str, Mapping[str, float]]) -> str:
     """What the host takes, how far off it is, and how much one machine's host differed from run to run."""
     us = found["parameters"]
-    recipes = len({row["recipe"] for row in found["rows"]})
     by_launches = found["aside_by_launches_alone"]
     views = [each["transpose_us"] for each in calls.values()]
     text = (
-        f"Fitted to steps of PyTorch's own code on an {found['processor'].replace('(R)', '')} with a virtual "
-        f"GPU (`{HOST.relative_to(ROOT)}`, {recipes} recipes): {us['launch_us']:.1f} us for an operator that "
-        f"launches, {us['operator_us']:.1f} for another, {us['view_us']:.1f} for a view, {us['call_us']:.1f} "
-        f"for a call of a Python function. Of the recipes that nothing was fitted to, the phases are off by "
+        f"Fitted to {found['fitted']['count']} phases of steps, of PyTorch's own code on an "
+        f"{found['processor'].replace('(R)', '')} with a virtual GPU (`{HOST.relative_to(ROOT)}`): "
+        f"{us['launch_us']:.1f} us for an operator that launches, {us['operator_us']:.1f} for another, "
+        f"{us['view_us']:.1f} for a view, {us['call_us']:.1f} for a call of a Python function. The "
+        f"{found['aside']['count']} phases of recipes that nothing was fitted to are off by "
         f"{found['aside']['median']:.0%} in the median, and nine of ten by at most "
         f"{found['aside']['p90']:.0%}; with one time for every launch and nothing else it would be "
         f"{by_launches['median']:.0%} and {by_launches['p90']:.0%}. Driver and cuBLAS take no time there. On "
         f"the H100's machine a launch took {us['driver_us']:.1f} us and a product {us['product_us']:.0f} "
         f"more, in that trace of {len(calls)} in which they took least (`{HOST_CALLS.relative_to(ROOT)}`). "
-        f"All together that is {us['mean_us']:.1f} us an operator, in the mean over a step of LoRA. Nothing "
-        f"can be held against that machine's host closely: a transposition, which knows of no device, took "
-        f"{min(views):.1f} us in one process and {max(views):.1f} in another."
+        f"All together that is {us['mean_us']:.1f} us an operator, in the mean over a step of LoRA. That "
+        f"machine's host cannot check these numbers closely: to transpose a tensor, which asks nothing of "
+        f"the device, took {min(views):.1f} us in one run and {max(views):.1f} in another."
     )
     return textwrap.fill(text, 120, break_long_words=False)
 

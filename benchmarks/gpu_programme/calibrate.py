@@ -208,7 +208,7 @@ def _beyond_torch(context: Context, used_before: int | None) -> dict[str, Any]:
 
 
 class OperatorCount:
-    """Operators that the simulated clock launches (simulated_time.py): no views, something on the device."""
+    """Operators that something on the device takes part in, views left out."""
 
     def __init__(self, device_type: str) -> None:
         self.operators = 0

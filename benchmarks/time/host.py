@@ -92,8 +92,10 @@ class _Phases(Unobserved):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         began = time.process_time()
-        yield
-        self.seconds[name] += time.process_time() - began
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.process_time() - began
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -214,6 +216,8 @@ def main() -> None:
         print("measured", json.dumps(measure(options.measure)), flush=True)
         return
     if options.traces:
+        if options.out is None:
+            parser.error("--traces needs --out, the file to write.")
         found = {path.name.partition(".json")[0]: calls_of(path) for path in options.traces.glob("*.json.gz")}
         write_whole(options.out, json.dumps(dict(sorted(found.items())), indent=1) + "\n")
         return

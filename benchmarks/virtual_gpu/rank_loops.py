@@ -1,4 +1,4 @@
-"""A rank's peak in hand-written FSDP2 and DDP loops: what holds the arithmetic of harness/napkin/ranks.
+"""A rank's peak in hand-written FSDP2 and DDP loops: what holds the arithmetic of harness/napkin/memory.
 
     harness emulate --gpu h100 --world-size 8 -- python -m benchmarks.virtual_gpu.rank_loops 8.json
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from harness.architecture.layers import Matrix, head_of, matrices_of
+from harness.architecture.layers import Matrix, matrices_of
 from harness.architecture.model_shape import ModelShape
 from harness.errors import InputError
 
@@ -21,15 +21,21 @@ _IA3 = ("v_proj", "c_attn", "query_key_value", "down_proj", "mlp.c_proj", "dense
 
 
 def adapted_names(
-    shape: ModelShape, targets: Literal["all-linear"] | Sequence[str], *, lora: bool, four_bit: bool
+    shape: ModelShape,
+    head: Matrix,
+    targets: Literal["all-linear"] | Sequence[str],
+    *,
+    lora: bool,
+    four_bit: bool,
 ) -> frozenset[str]:
-    """The names of the matrices that have an adapter: LoRA, or else IA3. `four_bit`: whether a mixture's
-    experts are stored in 4 bit. Raises InputError for a target that the model does not have."""
+    """The names of the matrices that have an adapter: LoRA, or else IA3. `head`: the model's, of logits or of
+    scores; `four_bit`: whether a mixture's experts are stored in 4 bit. Raises InputError for a target that
+    the model does not have."""
     found = [matrix for block in shape.blocks for matrix in matrices_of(shape, block)]
     if targets != "all-linear":  # a target is a module's name or the end of its path
         names = set[str]()
         for target in targets:
-            matched = {m.name for m in (*found, head_of(shape)) if f".{m.name}".endswith(f".{target}")}
+            matched = {m.name for m in (*found, head) if f".{m.name}".endswith(f".{target}")}
             if not matched:
                 known = ", ".join(sorted({m.name.rpartition(".")[2] for m in found if m.linear}))
                 raise InputError(f"lora_targets: {target} is no linear layer of the model; it has {known}.")

@@ -108,7 +108,7 @@ class Time:
     memory_s: float
     """The time of the bytes alone."""
     host_s: float
-    """The time of the host's launches."""
+    """The time that the host takes, by the number of operators."""
     computing_s: float
     """The part of device_s in kernels that compute longer than they move bytes; others wait for memory."""
     range_s: tuple[float, float]

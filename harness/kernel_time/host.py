@@ -13,18 +13,19 @@ class HostTimes(NamedTuple):
     launch: float
     """An operator that launches kernels, with its part of autograd, without the Python that calls it."""
     operator: float
-    """An operator of which the device learns nothing: an allocation, or one on tensors of the host."""
+    """An operator of which the device learns nothing: an allocation, or one on a tensor of the host that is
+    not offloaded."""
     view: float
     """An operator that makes a view."""
     call: float
     """A call of a Python function, with what it does before it calls another."""
     product: float
-    """What cuBLAS takes for a matrix product, beyond another operator that launches."""
+    """What cuBLAS takes for a matrix product, on top of `launch`."""
 
 
 def host_times(hardware: Hardware) -> HostTimes:
-    """What the host of `hardware` takes: as fitted, and slower or faster in everything, so that the mean over
-    a certain step is its calibration's `host_op_s` (benchmarks/time/host.py)."""
+    """What the host of `hardware` takes: as fitted, and slower or faster in everything, as its calibration's
+    `host_op_s` is than the mean that was measured with the parameters (benchmarks/time/host.py)."""
     fitted: Mapping[str, float] = document()["host"]
     us = {name: fitted[f"{name}_us"] for name in HostTimes._fields}
     us["launch"] += fitted["driver_us"]

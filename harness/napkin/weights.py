@@ -88,8 +88,8 @@ class BuiltModel:
         self.adapted = frozenset[str]()
         """The names of the matrices that have an adapter."""
         if not base:
-            targets = recipe.lora_targets
-            self.adapted = adapted_names(shape, targets, lora=self.lora, four_bit=recipe.four_bit)
+            targets, four_bit = recipe.lora_targets, recipe.four_bit
+            self.adapted = adapted_names(shape, self.head, targets, lora=self.lora, four_bit=four_bit)
         outside = outer_parts(shape, recipe.head_outputs)
         self.outer = [*map(self._weight, outside), *self._adapters(self.head, 1)]
         """The weights outside of blocks: embeddings, positions, last norm, and a head that is not tied."""

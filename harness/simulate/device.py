@@ -64,9 +64,11 @@ class SimulatedDevice(StorageTracker):
         if not self.recorded:
             yield
             return
-        with self.calls.counting():
-            yield
-        self._tell_of_calls()
+        try:
+            with self.calls.counting():
+                yield
+        finally:
+            self._tell_of_calls()
 
     def _tell_of_calls(self) -> None:
         for clock in self.clocks:

@@ -1,6 +1,9 @@
 """Counts the Python functions that a program calls: between two operators they are what the host does."""
 
+import os
 import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +14,10 @@ import torch
 
 _HARNESS, _TORCH = Path(__file__).parents[1], Path(torch.__file__).parent
 _OF_A_DISPATCH_MODE = _TORCH / "_library", _TORCH / "utils" / "_python_dispatch.py", _TORCH / "_ops.py"
-_NOT_COUNTED = (str(_HARNESS), *map(str, _OF_A_DISPATCH_MODE), "<string>")
-"""Where the functions are that are hardly called without the simulation's dispatch mode; and those that
-dataclasses make, whose number is another the first time that DTensor looks into its cache."""
+_NOT_COUNTED = (f"{_HARNESS}{os.sep}", *map(str, _OF_A_DISPATCH_MODE), "<string>")
+"""Where the functions are that are not counted: harness' own, of which a step has few besides those of the
+simulation; those of dispatch modes; and those without a file, as dataclasses make them, whose number is
+another the first time that DTensor looks into its cache."""
 _TOOL = 4
 """A number for sys.monitoring that debuggers, profilers and measures of coverage leave free."""
 
@@ -23,23 +27,42 @@ def _counts(code: CodeType) -> bool:
 
 
 class PythonCalls:
-    """Counts this thread's calls while `counting`, without those that a simulation itself makes."""
+    """Counts this thread's calls while `counting`, without nearly all of those that a simulation makes."""
 
     def __init__(self) -> None:
         self.number = 0
         """How many were counted since somebody set this to 0."""
-        self._paused = False
+        self._pauses = 0
+        """How many there are, one within the other."""
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Inside, calls are counted, unless another tool would have to give way for it."""
-        if self._begin():
-            try:
-                yield
-            finally:
-                self._end()
-        else:
+        """Inside, calls are counted, unless another tool would have to give way for it. That is warned of."""
+        if not self._begin():
+            warnings.warn(
+                "a profiler or another simulation watches this process' calls: what the host takes for "
+                "Python is left out of the simulated time.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             yield
+            return
+        try:
+            yield
+        finally:
+            self._end()
+
+    def pause(self) -> None:
+        """Count nothing until `resume`: an operator is computed on shapes."""
+        self._pauses += 1
+        if self._pauses == 1:
+            self._watch(False)
+
+    def resume(self) -> None:
+        """Count again, if no other pause goes on."""
+        self._pauses -= 1
+        if self._pauses == 0:
+            self._watch(True)
 
     if sys.version_info >= (3, 12):  # where sys.setprofile takes many times as long
 
@@ -48,27 +71,27 @@ class PythonCalls:
             if monitoring.get_tool(_TOOL) is not None:
                 return False
             monitoring.use_tool_id(_TOOL, "harness")
+            self._thread = threading.get_ident()  # calls of all threads are heard
             for event in (monitoring.events.PY_START, monitoring.events.PY_RESUME):
                 monitoring.register_callback(_TOOL, event, self._called)
             monitoring.set_events(_TOOL, monitoring.events.PY_START | monitoring.events.PY_RESUME)
             return True
 
         def _end(self) -> None:
-            sys.monitoring.set_events(_TOOL, 0)
-            sys.monitoring.free_tool_id(_TOOL)
+            monitoring = sys.monitoring
+            monitoring.set_events(_TOOL, 0)
+            for event in (monitoring.events.PY_START, monitoring.events.PY_RESUME):
+                monitoring.register_callback(_TOOL, event, None)
+            monitoring.free_tool_id(_TOOL)
 
         def _called(self, code: CodeType, _: int) -> Any:
             if not _counts(code):
                 return sys.monitoring.DISABLE
-            self.number += not self._paused
+            if not self._pauses and threading.get_ident() == self._thread:
+                self.number += 1
 
-        def pause(self) -> None:
-            """Count nothing until `resume`: an operator is computed on shapes."""
-            self._paused = True
-
-        def resume(self) -> None:
-            """Count again."""
-            self._paused = False
+        def _watch(self, on: bool) -> None:
+            """Nothing to do: looking at `_pauses` takes less."""
 
     else:
         _profile: Any = None
@@ -94,12 +117,6 @@ class PythonCalls:
             self._profile = None
             sys.setprofile(None)
 
-        def pause(self) -> None:
-            """Count nothing until `resume`: an operator is computed on shapes."""
+        def _watch(self, on: bool) -> None:
             if self._profile is not None:
-                sys.setprofile(None)
-
-        def resume(self) -> None:
-            """Count again."""
-            if self._profile is not None:
-                sys.setprofile(self._profile)
+                sys.setprofile(self._profile if on else None)

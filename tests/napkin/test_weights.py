@@ -7,6 +7,9 @@ from bitsandbytes.functional import QuantState
 from bitsandbytes.nn import Linear8bitLt
 
 from harness.architecture.layers import Matrix, quantized
+from harness.errors import InputError
+from harness.hardware import find_hardware
+from harness.napkin import estimate
 from harness.observe.labels import tensors_in
 from harness.recipe import Recipe, list_recipes, load_recipe
 from harness.training.model import build_training
@@ -145,3 +148,11 @@ def test_paged_state_is_of_large_tensors_only(tmp_path):
     assert 0 == optimizer.paged_bytes < optimizer.state_bytes
     large = napkin(Recipe(model="llama-3.2-1b", optimizer="paged_adamw")).optimizer
     assert large.paged_bytes / large.state_bytes == pytest.approx(1, rel=1e-3)
+
+
+def test_the_head_that_lora_may_adapt_is_the_one_of_the_task() -> None:
+    rewarded = ("task=reward", "lora_targets=[score]")
+    estimate(load_recipe("llama-3.1-8b-lora", rewarded)[1], find_hardware("h100"))
+    _, of_words = load_recipe("llama-3.1-8b-lora", ("task=reward", "lora_targets=[lm_head]"))
+    with pytest.raises(InputError, match="lm_head is no linear layer"):
+        estimate(of_words, find_hardware("h100"))

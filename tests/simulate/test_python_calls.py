@@ -1,7 +1,11 @@
 """What a simulation counts of a program's Python."""
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import pytest
 import torch
 
 from harness.simulate.python_calls import PythonCalls
@@ -9,6 +13,23 @@ from harness.simulate.python_calls import PythonCalls
 
 def called() -> None:
     """Nothing, but for being called."""
+
+
+@contextmanager
+def another_tool(seen: list[str]) -> Iterator[None]:
+    """One that is told of calls in the way in which `PythonCalls` is."""
+    if sys.version_info < (3, 12):
+        sys.setprofile(lambda frame, *_: seen.append(frame.f_code.co_name))
+        yield
+        sys.setprofile(None)
+        return
+    monitoring = sys.monitoring
+    monitoring.use_tool_id(4, "a test")
+    monitoring.register_callback(4, monitoring.events.PY_START, lambda code, _: seen.append(code.co_name))
+    monitoring.set_events(4, monitoring.events.PY_START)
+    yield
+    monitoring.set_events(4, 0)
+    monitoring.free_tool_id(4)
 
 
 def test_functions_are_counted_and_what_torch_does_in_c_is_not() -> None:
@@ -25,22 +46,40 @@ def test_functions_are_counted_and_what_torch_does_in_c_is_not() -> None:
 def test_nothing_is_counted_while_paused_nor_afterwards() -> None:
     calls = PythonCalls()
     with calls.counting():
+        called()
         before = calls.number
         calls.pause()
         called()
+        calls.pause()  # one within the other
         calls.resume()
-        assert calls.number == before
+        called()
+        calls.resume()
+        paused = calls.number
+        called()
+        resumed = calls.number
+    assert paused == before > 0
+    assert resumed == before + 1
     ended = calls.number
     called()
     assert calls.number == ended
 
 
 def test_a_profiler_of_the_program_keeps_its_own() -> None:
-    seen = []
-    sys.setprofile(lambda frame, event, _: seen.append((event, frame.f_code.co_name)))
-    try:
-        with PythonCalls().counting():
-            called()
-    finally:
-        sys.setprofile(None)
-    assert ("call", "called") in seen
+    calls, seen = PythonCalls(), []
+    with (
+        another_tool(seen),
+        pytest.warns(RuntimeWarning, match="left out of the simulated time"),
+        calls.counting(),
+    ):
+        called()
+    assert "called" in seen
+    assert calls.number == 0
+
+
+def test_another_thread_s_calls_are_not_counted() -> None:
+    calls = PythonCalls()
+    with calls.counting():
+        other = threading.Thread(target=lambda: [called() for _ in range(1000)])
+        other.start()
+        other.join()
+    assert calls.number < 100  # of starting the thread

@@ -364,11 +364,12 @@ own = sys.modules["virtual_gpu_own_time"]
 now = ctypes.CDLL(None).virtual_gpu_now
 now.restype = ctypes.c_int64
 numbers = torch.ones(3, device="cuda")
-own._not_told, own.AT_LEAST_NS = 0, 10**10
-numbers.add_(1)
-told = own._not_told
+tell, told = own._go_on, []
+own._go_on = told.append
+numbers.neg_()
+own._go_on = tell
 before = now()
 own.not_the_programs(900 * 10**9)
-print(0 < told < 10**9, -901 < (now() - before) / 1e9 < -800)
+print(len(told), -901 < (now() - before) / 1e9 < -800)
 """
-    assert emulate(code=code).stdout.split() == ["True", "True"]
+    assert emulate(code=code).stdout.split() == ["1", "True"]

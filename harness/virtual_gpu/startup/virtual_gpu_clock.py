@@ -12,6 +12,7 @@ import sys
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
+from virtual_gpu_keys import switched
 from virtual_gpu_times import Operation, Times
 
 _C = ctypes.CDLL(None)
@@ -76,7 +77,7 @@ def _start():
     Times(estimates.hardware, estimates.power_limit()).watch()
     if "virtual_gpu_own_time" in sys.modules:  # values are followed
         with _disable_current_modes():
-            sys.modules["virtual_gpu_own_time"].measure_the_way()
+            sys.modules["virtual_gpu_own_time"].measure_the_crossing()
 
 
 def _estimates():
@@ -101,6 +102,7 @@ def _estimates():
 def _guarded(function):
     """`function` as C calls it: its estimate goes to the clock. An error in it never reaches the program; the
     kernels count as unknown then."""
+    function = switched(function, False)  # values of what it computes on shapes are not followed
 
     def call(what, *details):
         try:

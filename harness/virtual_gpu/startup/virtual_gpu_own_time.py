@@ -6,45 +6,44 @@ from time import monotonic_ns as now
 import torch
 from virtual_gpu_keys import switched
 
-AT_LEAST_NS = 100_000
-"""The clock is told of so much at once, since a call of it takes time itself."""
 ROUNDS, CALLS = 5, 50
+"""Of an operator, to measure the crossing."""
 
 _go_on = ctypes.CDLL(None).virtual_gpu_go_on
 _go_on.argtypes = [ctypes.c_int64]
 _go_on.restype = None
-_not_told = 0
-"""Nanoseconds that the clock has not been told of yet."""
-_way_ns = 0
-"""What the dispatcher takes to call a kernel in Python and to be called back: see `measure_the_way`."""
+_crossing_ns = None
+"""What PyTorch takes to call a kernel in Python, and to be called back; None until the clock starts."""
+_before_the_clock = 0
+"""Nanoseconds that came before it started."""
 
 
 def not_the_programs(nanoseconds):
-    """Set the clock back by so much, as if it had not passed: see `virtual_gpu_go_on` in c/clock.c."""
-    global _not_told
-    _not_told += nanoseconds + _way_ns
-    if _not_told >= AT_LEAST_NS:
-        _go_on(now() - _not_told)
-        _not_told = 0
+    """Set the clock back by what an operator's kernel in Python took, as if that had not passed: see
+    `virtual_gpu_go_on` in c/clock.c. At once, so that no event lies before an earlier one."""
+    global _before_the_clock
+    if _crossing_ns is None:
+        _before_the_clock += nanoseconds
+    else:
+        _go_on(now() - nanoseconds - _crossing_ns)
 
 
-def measure_the_way():
+def measure_the_crossing():
     """Learn how much longer an operator takes where its values are followed, beyond what `not_the_programs`
-    is told of it."""
-    global _not_told, _way_ns
-    number = torch.zeros(1)
+    is told of it. From then on the clock is told."""
+    global _crossing_ns
+    number = torch.zeros(1, device="cpu")
 
     def call():
         for _ in range(CALLS):
             number.add_(number)
 
     followed, plain = switched(call, True), switched(call, False)
-    before, _way_ns, found = _not_told, 0, []
+    found = []
     for _ in range(ROUNDS):
-        _not_told = nothing = -AT_LEAST_NS * CALLS  # the clock is told of nothing meanwhile
-        began = now()
+        told, began = _before_the_clock, now()
         followed()
         between = now()
         plain()
-        found.append((between - began) - (now() - between) - (_not_told - nothing))
-    _not_told, _way_ns = before, max(0, min(found) // CALLS)
+        found.append((between - began) - (now() - between) - (_before_the_clock - told))
+    _crossing_ns = max(0, min(found) // CALLS)
