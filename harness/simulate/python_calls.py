@@ -67,22 +67,23 @@ class PythonCalls:
     if sys.version_info >= (3, 12):  # where sys.setprofile takes many times as long
 
         def _begin(self) -> bool:
-            monitoring = sys.monitoring
-            if monitoring.get_tool(_TOOL) is not None:
+            if sys.monitoring.get_tool(_TOOL) is not None:
                 return False
-            monitoring.use_tool_id(_TOOL, "harness")
+            sys.monitoring.use_tool_id(_TOOL, "harness")
             self._thread = threading.get_ident()  # calls of all threads are heard
-            for event in (monitoring.events.PY_START, monitoring.events.PY_RESUME):
-                monitoring.register_callback(_TOOL, event, self._called)
-            monitoring.set_events(_TOOL, monitoring.events.PY_START | monitoring.events.PY_RESUME)
+            self._tell(self._called)
             return True
 
         def _end(self) -> None:
-            monitoring = sys.monitoring
-            monitoring.set_events(_TOOL, 0)
-            for event in (monitoring.events.PY_START, monitoring.events.PY_RESUME):
-                monitoring.register_callback(_TOOL, event, None)
-            monitoring.free_tool_id(_TOOL)
+            self._tell(None)
+            sys.monitoring.free_tool_id(_TOOL)
+
+        def _tell(self, callback: Any) -> None:
+            """Have this called for each function that begins or goes on; None: nothing."""
+            events = sys.monitoring.events.PY_START, sys.monitoring.events.PY_RESUME
+            for event in events:
+                sys.monitoring.register_callback(_TOOL, event, callback)
+            sys.monitoring.set_events(_TOOL, sum(events) if callback else 0)
 
         def _called(self, code: CodeType, _: int) -> Any:
             if not _counts(code):
