@@ -4,12 +4,9 @@ The measurements are kept as they are; `calibration_of` takes from them what
 harness.hardware.hardware.Calibration needs and harness/kernel_time does not estimate.
 """
 
-import platform
-import re
 import statistics
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_programme.kernels import attention, host_link, host_optimizer, matmul, memory, random
@@ -46,6 +43,7 @@ def launch(context: Context) -> Result:
     """
     import torch
 
+    from harness.measure.cpu import cpu_name
     from harness.measure.observer import Unobserved
     from harness.recipe.recipe import Recipe
     from harness.training.loop import Kind, run_steps, set_up
@@ -81,16 +79,9 @@ def launch(context: Context) -> Result:
         "step_s": step_s,
         "operators": counted.operators,
         "operator_s": step_s / counted.operators,
-        "processor": processor_name(),
+        "processor": cpu_name(),
         **_beyond_torch(context, used_before),
     }
-
-
-def processor_name() -> str:
-    """The name that Linux gives the processor."""
-    about = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    found = re.search(r"^model name\s*: (.*)", about, re.MULTILINE)
-    return found[1] if found else platform.processor()
 
 
 def cublas(context: Context) -> Result:

@@ -33,13 +33,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu_programme.calibrate import HOST_BOUND, OperatorCount, processor_name
+from benchmarks.gpu_programme.calibrate import HOST_BOUND, OperatorCount
 from benchmarks.time.residuals import residuals
 from harness.allocator import Settings
 from harness.hardware import PLENTY_BYTES, find_hardware, with_memory
 from harness.kernel_time.host import HostTimes
 from harness.kernel_time.parameters import FILE
 from harness.kernels import Cost
+from harness.measure.cpu import cpu_name
 from harness.measure.observer import Unobserved
 from harness.recipe import Recipe, load_recipe
 from harness.simulate import simulate
@@ -245,7 +246,7 @@ def main() -> None:
         row["estimated"] = sum(each * number for each, number in zip(us, row["counts"], strict=False)) * 1e-6
     alone_s = sum(row["seconds"] for row in of_fit) / sum(row["counts"][0] for row in of_fit)
     found = {
-        "processor": processor_name(),
+        "processor": cpu_name(),
         "parameters": fitted,
         "fitted": _errors(of_fit, [row["estimated"] for row in of_fit]),
         "aside": _errors(aside, [row["estimated"] for row in aside]),

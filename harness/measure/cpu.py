@@ -135,7 +135,7 @@ class CpuObserver(DeviceObserver):
 
     def hardware(self, dtype: str) -> HardwareSummary:
         """Without ceilings: the speed of a CPU is in no table."""
-        return HardwareSummary(name=_cpu_name(), kind="cpu", memory_bytes=psutil.virtual_memory().total)
+        return HardwareSummary(name=cpu_name(), kind="cpu", memory_bytes=psutil.virtual_memory().total)
 
     def facts(self) -> dict[str, Any]:
         return {"threads": torch.get_num_threads()}
@@ -190,7 +190,7 @@ class _RealTensors(StorageTracker):
         return storage.device.type != "meta"
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     """The CPU's name as Linux has it; on macOS and others the instruction set."""
     try:
         names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
