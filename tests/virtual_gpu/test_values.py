@@ -364,12 +364,17 @@ own = sys.modules["virtual_gpu_own_time"]
 now = ctypes.CDLL(None).virtual_gpu_now
 now.restype = ctypes.c_int64
 numbers = torch.ones(3, device="cuda")
-tell, told = own._go_on, []
-own._go_on = told.append
+passed = own.following_ns.value
 numbers.neg_()
-own._go_on = tell
+print(1000 < own.following_ns.value - passed < 10**9)
+quarter = 900 * 10**9
 before = now()
-own.not_the_programs(900 * 10**9)
-print(len(told), -901 < (now() - before) / 1e9 < -800)
+with torch.profiler.profile():  # meanwhile the host's clock counts as it is
+    own.not_the_programs(quarter)
+    print(0 < now() - before < quarter)
+print(0 < now() - before < quarter)
+before = now()
+own.not_the_programs(quarter)
+print(-quarter < now() - before < 0)
 """
-    assert emulate(code=code).stdout.split() == ["1", "True"]
+    assert emulate(code=code).stdout.split() == ["True"] * 4

@@ -42,12 +42,21 @@ static int64_t host_ns(void) {
   clock_gettime(CLOCK_MONOTONIC, &at);
   return at.tv_sec * 1000000000ll + at.tv_nsec;
 }
-static int is_real_time(void) {
-  static int real = -1;
-  if (real < 0) real = virtual_gpu_number("VIRTUAL_GPU_REAL_TIME", 0);
-  return real || virtual_gpu_is_recording();
+int64_t virtual_gpu_following_ns;
+static int is_real = 1;                  // the clock never stands; until it starts, it need not
+static int64_t before_real, while_real;   // of following_ns: what had passed when that began; what is not left out
+static int is_real_time(void) { return __atomic_load_n(&is_real, __ATOMIC_RELAXED); }
+void virtual_gpu_look_whether_real(void) {
+  int is_now = virtual_gpu_is_recording() || virtual_gpu_number("VIRTUAL_GPU_REAL_TIME", 0);
+  int64_t passed = __atomic_load_n(&virtual_gpu_following_ns, __ATOMIC_RELAXED);
+  if (is_now && !is_real) before_real = passed;
+  if (is_real && !is_now) while_real += passed - before_real;
+  __atomic_store_n(&is_real, is_now, __ATOMIC_RELAXED);
 }
-int64_t virtual_gpu_now(void) { return host_ns() + __atomic_load_n(&skipped, __ATOMIC_RELAXED); }
+static int64_t left_out(void) {
+  return (is_real_time() ? before_real : __atomic_load_n(&virtual_gpu_following_ns, __ATOMIC_RELAXED)) - while_real;
+}
+int64_t virtual_gpu_now(void) { return host_ns() + __atomic_load_n(&skipped, __ATOMIC_RELAXED) - left_out(); }
 int64_t virtual_gpu_stop_clock(void) { return host_ns(); }
 void virtual_gpu_go_on(int64_t stopped) {
   if (!is_real_time()) __atomic_fetch_sub(&skipped, host_ns() - stopped, __ATOMIC_RELAXED);
@@ -71,6 +80,7 @@ void virtual_gpu_is_timed(void) {
 void virtual_gpu_start_clock(void (*estimator)(Operation*), int64_t launch, int64_t bare, double link) {
   launch_ns = launch, bare_ns = bare, link_rate = link;
   estimate = estimator;
+  virtual_gpu_look_whether_real();
 }
 
 // Returns when `moment` is over on the clock.

@@ -54,6 +54,10 @@ int virtual_gpu_has_clock(void);
 int64_t virtual_gpu_stop_clock(void);
 void virtual_gpu_go_on(int64_t stopped);
 int64_t virtual_gpu_now(void);  // the host's monotonic clock plus all waiting that was skipped, in ns
+// The same for what Python does around every operator to follow values: Python adds it to this, in ns, with its lock held.
+// A call would take as long as what it tells of.
+extern int64_t virtual_gpu_following_ns;
+void virtual_gpu_look_whether_real(void);  // to be called when a profiler begins or ends to record
 
 // These put work on a stream, behind the work on it and the events it waits for. `stream` is a cudaStream_t.
 void virtual_gpu_launched(const Kernel* kernel, void* stream);              // a kernel of the operator that runs, if any

@@ -177,6 +177,7 @@ CUptiResult cuptiActivityRegisterTimestampCallback(CUpti_TimestampCallbackFunc f
 static void look_whether_recording(void) {
   int records_now = is_enabled[CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL] || is_enabled[CUPTI_ACTIVITY_KIND_RUNTIME];
   __atomic_store_n(&is_recording, records_now, __ATOMIC_RELAXED);
+  virtual_gpu_look_whether_real();
 }
 // Kineto's records have the time of its callback, or of the host's wall clock. The rate between that clock and this
 // one's follows from two looks at both.
