@@ -7,6 +7,7 @@ the model of that allocator.
 
 import sys
 import weakref
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Protocol, Self
 
@@ -41,6 +42,9 @@ class Sink(Protocol):
     def died(self, key: int, size_bytes: int, on_host: bool) -> None: ...
 
 
+def _nothing() -> None: ...
+
+
 class StorageTracker(TorchDispatchMode):
     """While active, tells `sink` of each storage that an operator makes, and of its free at any time."""
 
@@ -50,6 +54,10 @@ class StorageTracker(TorchDispatchMode):
         self.frames = frames
         self.on_host: set[int] = set()
         """Keys of live storages made inside `on_host()`."""
+        self.begin_own_work: Callable[[], None] = _nothing
+        """Called before the tracker does what no program does: a simulation does not count its calls."""
+        self.end_own_work: Callable[[], None] = _nothing
+        """Called after it."""
         self._keys: dict[int, int] = {}
         """The keys of live storages, by their address."""
         self._refs: dict[int, Any] = {}
@@ -88,16 +96,20 @@ class StorageTracker(TorchDispatchMode):
             if tensor_type is not Tensor and _is_wrapper(tensor_type):
                 self._unpacked = func
                 return self.unwrapped(func, args, kwargs or {})
-        # with a mode or without, autograd does to a wrapper nothing in place
-        of_wrapper, self._unpacked = self._unpacked, None
-        if id(func) in _DIFFERENT:  # an operator's hash is a Python function
-            if func in _IN_PLACE and func is not of_wrapper and _in_engine(sys._getframe(1)):
-                func, args = _as_without_a_mode(func, args)
-            if func in _INDEXING:
-                self._see(args[1], "lift_fresh")
-        out = self.run(func, args, kwargs or {})
-        self._see(out, func)
-        return out
+        self.begin_own_work()
+        try:
+            # with a mode or without, autograd does to a wrapper nothing in place
+            of_wrapper, self._unpacked = self._unpacked, None
+            if id(func) in _DIFFERENT:  # an operator's hash is a Python function
+                if func in _IN_PLACE and func is not of_wrapper and _in_engine(sys._getframe(1)):
+                    func, args = _as_without_a_mode(func, args)
+                if func in _INDEXING:
+                    self._see(args[1], "lift_fresh")
+            out = self.run(func, args, kwargs or {})
+            self._see(out, func)
+            return out
+        finally:
+            self.end_own_work()
 
     def unwrapped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Execute an operator on wrapper tensors (DTensor). They unpack themselves, and the operators on what
@@ -186,12 +198,14 @@ class StorageTracker(TorchDispatchMode):
             self.on_host.add(key)
 
         def died(_: Any) -> None:
+            self.begin_own_work()
             if self._keys.get(address) == key:
                 del self._keys[address]
             del self._refs[key]
             self.on_host.discard(key)
             self.gone(key)
             self.sink.died(key, size_bytes, on_host)
+            self.end_own_work()
 
         self._keys[address] = key
         self._refs[key] = weakref.ref(storage, died)

@@ -43,6 +43,7 @@ class SimulatedDevice(StorageTracker):
         self.recorded = False
         self.calls = PythonCalls()
         """What the program calls between its operators."""
+        self.begin_own_work, self.end_own_work = self.calls.pause, self.calls.resume
         self.clocks = [time, *beside]
         """This device's clock, and those of others that run the same kernels at their own speed."""
         self.memory, self.rules, self.paths = memory, rules, paths
@@ -92,33 +93,29 @@ class SimulatedDevice(StorageTracker):
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.run."""
-        self.calls.pause()  # what computes an operator on shapes is none of the program's Python
-        try:
-            if self.recorded:
-                self.memory.module = self.paths.current()
-            out, call = self.rules.run(func, args, kwargs)
-            if call is VIEW:
-                for clock in self.clocks if self.recorded else ():
-                    clock.host_viewed()
-                return out
-            if call.script is None:
-                call.script = ()
-                if is_on_device(out, args):
-                    call.script = script_of(func, args, kwargs, out, self.rules.gpu)
-                    self._note(operator_name(func), call.script)
-            if call.script and not is_on_host():  # kernels of the host take nothing of the device
-                self._play(call.script, func, out)
-            if self.recorded:
-                self._see(out, func)
-                self._take_time(call, func, args, kwargs, out)
-                if func is aten._local_scalar_dense.default and args[0].is_meta:
-                    for clock in self.clocks:  # the host waits for the value
-                        clock.host_waits_until(clock.done_s(clock.stream))
-            if "c10d" in func.namespace:
-                self._communicate(operator_name(func), args, out)
+        if self.recorded:
+            self.memory.module = self.paths.current()
+        out, call = self.rules.run(func, args, kwargs)
+        if call is VIEW:
+            for clock in self.clocks if self.recorded else ():
+                clock.host_viewed()
             return out
-        finally:
-            self.calls.resume()
+        if call.script is None:
+            call.script = ()
+            if is_on_device(out, args):
+                call.script = script_of(func, args, kwargs, out, self.rules.gpu)
+                self._note(operator_name(func), call.script)
+        if call.script and not is_on_host():  # kernels of the host take nothing of the device
+            self._play(call.script, func, out)
+        if self.recorded:
+            self._see(out, func)
+            self._take_time(call, func, args, kwargs, out)
+            if func is aten._local_scalar_dense.default and args[0].is_meta:
+                for clock in self.clocks:  # the host waits for the value
+                    clock.host_waits_until(clock.done_s(clock.stream))
+        if "c10d" in func.namespace:
+            self._communicate(operator_name(func), args, out)
+        return out
 
     def _take_time(self, call: Call, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Let each clock take the time of one operator, whose results are allocated."""

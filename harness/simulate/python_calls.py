@@ -18,12 +18,14 @@ _NOT_COUNTED = (f"{_HARNESS}{os.sep}", *map(str, _OF_A_DISPATCH_MODE), "<string>
 """Where the functions are that are not counted: harness' own, of which a step has few besides those of the
 simulation; those of dispatch modes; and those without a file, as dataclasses make them, whose number is
 another the first time that DTensor looks into its cache."""
+_BY_CHANCE = "__eq__", "_check_equals"
+"""The names of functions that are not counted either: addresses decide how often DTensor's caches compare."""
 _TOOL = 4
 """A number for sys.monitoring that debuggers, profilers and measures of coverage leave free."""
 
 
 def _counts(code: CodeType) -> bool:
-    return not code.co_filename.startswith(_NOT_COUNTED)
+    return code.co_name not in _BY_CHANCE and not code.co_filename.startswith(_NOT_COUNTED)
 
 
 class PythonCalls:
@@ -52,18 +54,6 @@ class PythonCalls:
         finally:
             self._end()
 
-    def pause(self) -> None:
-        """Count nothing until `resume`: an operator is computed on shapes."""
-        self._pauses += 1
-        if self._pauses == 1:
-            self._watch(False)
-
-    def resume(self) -> None:
-        """Count again, if no other pause goes on."""
-        self._pauses -= 1
-        if self._pauses == 0:
-            self._watch(True)
-
     if sys.version_info >= (3, 12):  # where sys.setprofile takes many times as long
 
         def _begin(self) -> bool:
@@ -91,8 +81,13 @@ class PythonCalls:
             if not self._pauses and threading.get_ident() == self._thread:
                 self.number += 1
 
-        def _watch(self, on: bool) -> None:
-            """Nothing to do: looking at `_pauses` takes less."""
+        def pause(self) -> None:
+            """Count nothing until `resume`: what follows is not the program's."""
+            self._pauses += 1  # looking at it takes less than to have nothing called
+
+        def resume(self) -> None:
+            """Count again, if no other pause goes on."""
+            self._pauses -= 1
 
     else:
         _profile: Any = None
@@ -118,6 +113,14 @@ class PythonCalls:
             self._profile = None
             sys.setprofile(None)
 
-        def _watch(self, on: bool) -> None:
-            if self._profile is not None:
-                sys.setprofile(self._profile if on else None)
+        def pause(self) -> None:
+            """Count nothing until `resume`: what follows is not the program's."""
+            if self._pauses == 0 and self._profile is not None:
+                sys.setprofile(None)
+            self._pauses += 1
+
+        def resume(self) -> None:
+            """Count again, if no other pause goes on."""
+            self._pauses -= 1
+            if self._pauses == 0 and self._profile is not None:
+                sys.setprofile(self._profile)

@@ -43,6 +43,23 @@ def test_functions_are_counted_and_what_torch_does_in_c_is_not() -> None:
     assert 0 <= of_the_context <= 2
 
 
+def test_comparisons_are_not_counted() -> None:
+    """How often the caches of DTensor compare what they look up, the addresses of a process decide."""
+
+    class Alike:
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    calls, keys = PythonCalls(), [Alike() for _ in range(20)]
+    with calls.counting():
+        found = dict.fromkeys(keys)  # 20 hashes, and 190 comparisons
+    assert len(found) == 20
+    assert 20 <= calls.number <= 22
+
+
 def test_nothing_is_counted_while_paused_nor_afterwards() -> None:
     calls = PythonCalls()
     with calls.counting():
