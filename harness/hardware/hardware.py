@@ -193,6 +193,7 @@ class Hardware:
         lacking = self.lacks(recipe)
         if lacking:
             needs = {
+                "no bf16 units": "Muon multiplies in bf16, which needs 8.0; set optimizer: adamw",
                 "no fp8 units": f"products in fp8 need {FP8_SINCE}; set fp8: false",
                 "no flash attention": "the packages of flash attention need 8.0, and the fourth 9.0; "
                 "set attention: sdpa",

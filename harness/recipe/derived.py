@@ -123,7 +123,8 @@ class Derived(Fields):
     @property
     def dtypes_of_products(self) -> tuple[str, ...]:
         """The dtypes in which the device must be able to multiply matrices."""
-        return (self.compute_dtype, "fp8") if self.fp8 else (self.compute_dtype,)
+        beside = [*(["fp8"] if self.fp8 else []), *(["bf16"] if self.by_muon else [])]
+        return self.compute_dtype, *beside
 
     @property
     def by_liger(self) -> bool:

@@ -221,6 +221,10 @@ def test_an_unknown_device_names_the_nearest():
         find_hardware("a10g").check(newest)
     find_hardware("h100").check(newest)
     find_hardware("t4").check(Recipe(model="any", precision="fp16"))
+    orthogonal = Recipe(model="any", precision="fp16", optimizer="muon")
+    assert find_hardware("v100-16gb").lacks(orthogonal) == "no bf16 units"
+    with pytest.raises(InputError, match=r"t4 .*Muon multiplies in bf16, .*set optimizer: adamw"):
+        find_hardware("t4").check(orthogonal)
 
 
 @pytest.mark.parametrize(
