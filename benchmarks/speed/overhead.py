@@ -9,7 +9,6 @@ that wait for each other spread more than what is measured. Bar: 1.02 or less.
     python -m benchmarks.speed.overhead [RECIPE] [key=value ...] [--rounds N] [--out FILE]
 """
 
-import argparse
 import gc
 import json
 import time
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.command import parser_of
 from harness.measure.cpu import CpuObserver
 from harness.measure.cuda import CudaObserver
 from harness.measure.measured_run import chosen_device
@@ -130,11 +130,7 @@ def bare_loop(recipe: Recipe, device: torch.device) -> Iterator[Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.overhead",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.speed.overhead", __doc__)
     parser.add_argument("recipe", nargs="?", help=f"default: smoke {' '.join(SHORT)}")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"pairs of steps, default {ROUNDS}")

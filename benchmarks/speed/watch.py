@@ -9,7 +9,6 @@ CPU the clock is the processor time of the process, which what else runs there c
     python -m benchmarks.speed.watch [RECIPE] [key=value ...] [--rounds N] [--out FILE]
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.command import parser_of
 from benchmarks.speed.overhead import ROUNDS, SHORT, bare_loop, compare, keep
 from harness.loops.finder import LoopFinder
 from harness.loops.memory_of_steps import Window
@@ -58,7 +58,7 @@ class Watching:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.watch", description=__doc__)
+    parser = parser_of("benchmarks.speed.watch", __doc__)
     parser.add_argument("recipe", nargs="?", help=f"default: smoke {' '.join(SHORT)}")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"pairs of steps, default {ROUNDS}")
