@@ -13,7 +13,8 @@ import numpy as np
 from harness.errors import InputError
 from harness.report import COLOURS, drawing, stacked
 from harness.step_profile import CATEGORIES
-from harness.sweep.document import Sweep, SweptCell, SweptCurve
+from harness.sweep.curves import SweptCurve
+from harness.sweep.document import Sweep, SweptCell
 from harness.sweep.plan import spelled
 from harness.sweep.table import ENDED
 from harness.units import GIB, in_gib
