@@ -6,12 +6,12 @@ Simulates each on the smallest card of every architecture that the hardware tabl
 allocator as PyTorch sets it. With names, the others' rows stay. docs/cards.md shows it.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser_of
 from harness.allocator import parse_settings
 from harness.hardware import Hardware, all_hardware
 from harness.recipe import list_card_recipes, load_recipe
@@ -57,9 +57,7 @@ def rows_of(name: str, size_gb: int) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("benchmarks.cards", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args(arguments)

@@ -8,7 +8,6 @@ times as long a simulation with all layers takes, in seconds of the processor: a
 first size, and to know another one. Writes profiles/few_layers.json, which docs/formula.md quotes.
 """
 
-import argparse
 import itertools
 import json
 import time
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser_of
 from harness.allocator import parse_settings
 from harness.architecture import with_attention
 from harness.errors import InputError
@@ -58,9 +58,7 @@ def held(model: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("benchmarks.few_layers", __doc__)
     parser.add_argument("models", nargs="*", default=list_models(), help="those of harness models")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args(arguments)

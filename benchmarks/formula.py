@@ -6,7 +6,6 @@ For each recipe: derive the formula, draw that many sizes at random in the range
 each, and compare allocated and reserved peaks. Writes profiles/formula.json, which docs/formula.md quotes.
 """
 
-import argparse
 import json
 import random
 import time
@@ -15,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser_of
 from harness.allocator import parse_settings
 from harness.fit import derive
 from harness.formula import Piece, Point, outcome_of
@@ -80,9 +80,7 @@ def apart(piece: Piece, recipe: Recipe, point: Point, took: dict[str, float]) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("benchmarks.formula", __doc__)
     parser.add_argument("--sizes", type=int, default=200)
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args(arguments)

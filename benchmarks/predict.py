@@ -4,7 +4,6 @@ Writes <recipe>.napkin.json and <recipe>.simulated.json beside every <recipe>.me
 for the device that the folder is named after, with its calibration and the allocator settings of that run.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.command import parser_of
 from benchmarks.gpu_programme.import_results import EMULATED, sanitised
 from benchmarks.gpu_programme.tasks import Context
 from harness.allocator.settings import Settings, settings_from_environment
@@ -161,7 +161,7 @@ def predict_folder(folder: Path, only: Sequence[str] = (), source: str = "") -> 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Exit status 0, or 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.predict", description=__doc__)
+    parser = parser_of("benchmarks.predict", __doc__)
     parser.add_argument("folder", type=Path, help="profiles/<device>")
     parser.add_argument("--only", action="append", default=[], metavar="RECIPE", help="only this recipe")
     parser.add_argument("--source", default="", choices=("napkin", "simulated"), help="only this answer")

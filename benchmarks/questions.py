@@ -9,7 +9,6 @@ the file stays. So do those about a program of one's own without PyTorch's CUDA 
 run on the CPU, in a folder of their own.
 """
 
-import argparse
 import json
 import os
 import random
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser_of
 from harness.system import PACKAGE, provenance, write_whole
 from harness.virtual_gpu import why_not
 
@@ -223,7 +223,7 @@ def _texts() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.questions", description=__doc__)
+    parser = parser_of("benchmarks.questions", __doc__)
     parser.add_argument("questions", nargs="*", help=f"of {', '.join(QUESTIONS)}; default: all")
     parser.add_argument("--old", type=Path, help="an interpreter, of an environment with older releases")
     parser.add_argument("--new", type=Path, help="another one, with newer releases")

@@ -10,7 +10,6 @@
 Without TRACE: all of tests/recordings/traces and tests/recordings/virtual_gpu.
 """
 
-import argparse
 import os
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
+from benchmarks.command import parser_of
 from benchmarks.gpu_programme.trace_file import Trace, load_trace
 from benchmarks.predict import simulation_settings
 from benchmarks.trace_diff.in_words import trace_diff_lines
@@ -153,11 +153,7 @@ def unpack(trace: Trace, folder: Path) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Exit status 0; 1 if a replay diverges; 2 for bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.traces",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.traces", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("replay").add_argument("trace", nargs="*", type=Path)
     commands.add_parser("compare").add_argument("trace", nargs="*", type=Path)

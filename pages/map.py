@@ -12,7 +12,7 @@ import sys
 from html import escape
 from pathlib import Path
 
-from harness.system import write_whole
+from pages.parts import write_or_check
 from pages.source import FILES, nodes, tree
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,14 +112,5 @@ def svg() -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def main(check: bool) -> None:
-    """Draw the picture, or compare it."""
-    drawn = svg()
-    if not check:
-        write_whole(PICTURE, drawn)
-    elif PICTURE.read_text(encoding="utf-8") != drawn:
-        sys.exit("docs/pictures/packages.svg is not of the imports as they are. Run: python -m pages.map")
-
-
 if __name__ == "__main__":
-    main("--check" in sys.argv[1:])
+    write_or_check({PICTURE: svg()}, "pages.map", check="--check" in sys.argv[1:])

@@ -10,8 +10,8 @@ import tomllib
 from typing import Any
 
 from harness.report.table import markdown_table
-from harness.system import write_whole
 from pages.links import DOCS
+from pages.parts import write_or_check
 
 MODULES = DOCS.parent / "tests/mutation/modules.toml"
 RESULTS = DOCS / "data/mutation.json"
@@ -109,8 +109,5 @@ def _code(text: str) -> str:
 
 
 if __name__ == "__main__":
-    written = page(json.loads(RESULTS.read_bytes()))
-    if "--check" not in sys.argv[1:]:
-        write_whole(PAGE, written)
-    elif PAGE.read_text(encoding="utf-8") != written:
-        sys.exit("docs/mutation.md is not of docs/data/mutation.json. Run: python -m pages.mutation")
+    written = {PAGE: page(json.loads(RESULTS.read_bytes()))}
+    write_or_check(written, "pages.mutation", check="--check" in sys.argv[1:])

@@ -19,6 +19,7 @@ from harness.step_profile.step_profile import PHASES, StepProfile
 from harness.system.files import write_whole
 from harness.units import in_gib, in_ms
 from pages.cover import sentences
+from pages.parts import write_or_check
 from pages.profiles.published import error, errors_of
 from pages.profiles.rows import Row, read_rows
 
@@ -267,13 +268,8 @@ def main(arguments: list[str]) -> None:
     for run_folder in (Path(text) for text in arguments if text != "--check"):
         adopt(run_folder)
     parts = committed_parts()
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        filled = with_parts(text, parts)
-        if check and filled != text:
-            sys.exit(f"{page.relative_to(ROOT)} is not as written. Run: python -m pages.readme")
-        if filled != text:
-            write_whole(page, filled)
+    filled = {page: with_parts(page.read_text(encoding="utf-8"), parts) for page in PAGES}
+    write_or_check(filled, "pages.readme", check=check)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harness.recipe import EFFECTS, Recipe
 from harness.report.table import markdown_table
-from harness.system import write_whole
+from pages.parts import write_or_check
 from pages.source import FILES, nodes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -179,6 +179,4 @@ def _remark(toggle: str, file: str) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--check"]:
-        sys.exit(None if PAGE.read_text(encoding="utf-8") == page() else f"{PAGE} is not up to date")
-    write_whole(PAGE, page())
+    write_or_check({PAGE: page()}, "pages.toggle_reads", check="--check" in sys.argv[1:])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.report.table import markdown_table
-from harness.system.files import write_whole
+from pages.parts import write_or_check
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs"
 RESULTS = FOLDER / "trust.json"
@@ -54,8 +54,5 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    written = page(json.loads(RESULTS.read_bytes()))
-    if "--check" not in sys.argv[1:]:
-        write_whole(PAGE, written)
-    elif PAGE.read_text(encoding="utf-8") != written:
-        sys.exit("docs/trust.md is not of docs/trust.json. Run: python -m pages.trust")
+    written = {PAGE: page(json.loads(RESULTS.read_bytes()))}
+    write_or_check(written, "pages.trust", check="--check" in sys.argv[1:])

@@ -1,14 +1,14 @@
 """The table of watched programs in docs/watch.md, from profiles/cpu: `python -m pages.watched`."""
 
-import argparse
 import json
 import re
 import sys
 from typing import Any
 
 from harness.report.table import markdown_table
-from harness.system import profiles_folder, write_whole
+from harness.system import profiles_folder
 from pages.links import DOCS
+from pages.parts import write_or_check
 
 PAGE = DOCS / "watch.md"
 PLACE = re.compile(r"(<!-- programs -->\n).*?(<!-- the end of programs -->)", re.DOTALL)
@@ -58,20 +58,10 @@ def with_table(page: str) -> str:
     return PLACE.sub(lambda found: f"{found[1]}{table}\n{said}{found[2]}", page)
 
 
-def main() -> int:
-    """Entry point. Exit status 0; 1 for a stale page under --check."""
-    parser = argparse.ArgumentParser(prog="python -m pages.watched", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, fail if the page is stale")
-    check = parser.parse_args().check
-    before = PAGE.read_text(encoding="utf-8")
-    after = with_table(before)
-    if check and before != after:
-        print(f"{PAGE} is stale: run python -m pages.watched", file=sys.stderr)
-        return 1
-    if not check:
-        write_whole(PAGE, after)
-    return 0
+def main(check: bool) -> None:
+    """Write the page, or compare it."""
+    write_or_check({PAGE: with_table(PAGE.read_text(encoding="utf-8"))}, "pages.watched", check=check)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main("--check" in sys.argv[1:])

@@ -10,7 +10,6 @@ how many bytes they are apart, and operators that nobody has looked at. Models a
 runs in a process of its own. What FILE has of the same versions is kept, but for rows asked for by name.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from benchmarks.causal_models.steps import (
 )
 from benchmarks.causal_models.tiny import LORA_TARGETS, small_config
 from benchmarks.causal_models.vision import VISION_METHODS, with_small_tower
+from benchmarks.command import GrowingTable, Row, parser_of, versions_of
 from benchmarks.gpu_programme.tasks import (
     Context,
     Piece,
@@ -40,19 +40,17 @@ from benchmarks.gpu_programme.tasks import (
     prepare_process,
     run_pieces,
 )
-from harness.system import write_whole
 
 GPU = "h100"
 LIMIT_S = 300.0
 LIBRARIES = ("torch", "transformers", "peft")
 BATCH = 24
 """Rows that one virtual GPU runs: starting it takes seconds."""
-Row = dict[str, Any]
 
 
 def versions() -> dict[str, str]:
-    """Those that decide, whatever the build."""
-    return {name: version(name).partition("+")[0] for name in LIBRARIES}
+    """Those that decide."""
+    return versions_of(LIBRARIES)
 
 
 def all_types() -> list[str]:
@@ -137,11 +135,7 @@ def _emulated(rows: list[Row], python: str) -> Iterator[Result]:
 
 def main() -> int:
     """Exit status: 0."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.causal_models",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.causal_models", __doc__)
     parser.add_argument("type", nargs="*")
     parser.add_argument("--method", action="append", choices=ALL_METHODS)
     parser.add_argument("--methods", action="store_true")
@@ -152,29 +146,22 @@ def main() -> int:
     options = parser.parse_args()
     prepare_process("cpu")
     import_libraries(Context("cpu", False, Path()))
-    found: dict[str, Any] = {"versions": versions(), "gpu": GPU, "rows": []}
-    rows: dict[tuple[str, str], Row] = {}
-    if options.out is not None and options.out.exists():
-        before = json.loads(options.out.read_bytes())
-        if before["versions"] == found["versions"]:
-            rows = {(row["type"], row["method"]): row for row in before["rows"]}
+    key = itemgetter("type", "method")
+    table = GrowingTable(options.out, {"versions": versions(), "gpu": GPU}, key, order=key)
     wanted = [(kind, method) for kind in options.type or all_types() for method in options.method or METHODS]
     if options.methods:
         wanted = [("mixtral" if "experts" in method else "llama", method) for method in MORE_METHODS]
     if options.vision:
         methods = options.method or VISION_METHODS
         wanted = [(kind, method) for kind in options.type or models_that_see() for method in methods]
-    left = [each for each in wanted if options.type or each not in rows]
+    left = [each for each in wanted if options.type or each not in table.rows]
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         for start in range(0, len(left), BATCH):
             for row in rows_of(left[start : start + BATCH], folder, options.python):
-                rows[row["type"], row["method"]] = row
                 print(json.dumps(row), flush=True)
-                if options.out is not None:
-                    found["rows"] = sorted(rows.values(), key=lambda row: (row["type"], row["method"]))
-                    write_whole(options.out, json.dumps(found, indent=1) + "\n")
+                table.add(row)
     return 0
 
 

@@ -19,6 +19,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser_of
 from benchmarks.gpu_programme.tasks import (
     Context,
     Piece,
@@ -201,7 +202,7 @@ def _list(names: list[str], context: Context, only: Sequence[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_programme", description=__doc__)
+    parser = parser_of("benchmarks.gpu_programme", __doc__)
     add = parser.add_argument
     add("--part", action="append", choices=list(PARTS), help="run this part (may be repeated)")
     add("--all", action="store_true", help="run every part, in order of worth")

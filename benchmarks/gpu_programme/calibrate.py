@@ -1,4 +1,4 @@
-"""Part "calibrate": what real kernels reach of the datasheet, and what the libraries take for themselves.
+"""Part "calibrate": what the host and its link reach, and what the libraries take for themselves.
 
 The measurements are kept as they are; `calibration_of` takes from them what
 harness.hardware.hardware.Calibration needs and harness/kernel_time does not estimate.
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks.gpu_programme.kernels import attention, host_link, host_optimizer, matmul, memory, random
+from benchmarks.gpu_programme.kernels import host_link, host_optimizer, random
 from benchmarks.gpu_programme.tasks import Context, Piece, Result
 from harness.hardware.hardware import find_hardware
 
@@ -24,12 +24,9 @@ STEPS = 10
 
 
 def pieces(context: Context) -> list[Piece]:
-    """One for each kind of ceiling."""
+    """One for each rate of the host and its link, and one for what the libraries allocate."""
     allocator = "the workspaces are the CUDA libraries'"
     return [
-        Piece("matmul", matmul),
-        Piece("attention", attention),
-        Piece("memory", memory),
         Piece("host-link", host_link),
         Piece("host-optimizer", host_optimizer),
         Piece("launch", launch, modules=("peft",)),
@@ -126,11 +123,11 @@ def calibration_of(
 ) -> dict[str, Any]:
     """The fields of harness.hardware.Calibration that this part's `results` give for a device of the table.
 
-    The rates of products, attention and memory are not among them: harness/kernel_time estimates a kernel by
-    its shape, and `harness calibrate --trace` adjusts that to a device. Neither are cuBLAS workspaces:
-    PyTorch's default is what the hardware had, to the byte. `of_host` adds what belongs to the machine around
-    the card: seconds that it takes for an operator, and bytes per second that its optimizer reaches. What was
-    not measured is left out.
+    The rates of products, attention and memory are not among them, which results of earlier programmes have:
+    harness/kernel_time estimates a kernel by its shape, and `harness calibrate --trace` adjusts that to a
+    device. Neither are cuBLAS workspaces: PyTorch's default is what the hardware had, to the byte. `of_host`
+    adds what belongs to the machine around the card: seconds that it takes for an operator, and bytes per
+    second that its optimizer reaches. What was not measured is left out.
     """
     hardware = find_hardware(table_name)
     done = {result["name"]: result["result"] for result in results if result["status"] == "ok"}

@@ -15,7 +15,6 @@ Everything is checked before anything is written. Paths of the machine are cut t
 elsewhere. A piece that was run again replaces what it left before; one that was not run does not.
 """
 
-import argparse
 import base64
 import binascii
 import json
@@ -28,6 +27,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from benchmarks.command import parser_of
 from benchmarks.gpu_programme.__main__ import FORMAT, PARTS, VERSION
 from benchmarks.gpu_programme.calibrate import calibration_of
 from benchmarks.gpu_programme.trace_file import decode_trace, encode_trace
@@ -156,11 +156,7 @@ def sanitised(value: Any) -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Exit status 0, or 2 for a folder that is not the programme's."""
     root = Path(__file__).resolve().parents[2]
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_programme.import_results",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.gpu_programme.import_results", __doc__)
     parser.add_argument(
         "folder", type=Path, metavar="DIR", help="what benchmarks.gpu_programme wrote to --out"
     )

@@ -6,23 +6,19 @@ Of harness serve and of the static site (`python -m pages.ask.site`), which a we
 out. Each start is a new browser profile with nothing in its cache. Wants chromium and playwright.
 """
 
-import argparse
-import functools
-import http.server
 import json
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pages.ask.site
+from benchmarks.command import parser_of
 from harness.serve import server_of
 from harness.system import provenance, write_whole
+from pages.ask.serving import answering, files_of
 
 STARTS, CHANGES = 5, 20
 QUERY = "?recipe=llama-3.1-8b-qlora&hardware=rtx-4090"
@@ -66,41 +62,22 @@ def measured(chromium: Any, address: str) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def static_site(folder: Path) -> Iterator[str]:
-    """Its address, below a path of its own."""
-    pages.ask.site.main(folder / "ask")
-    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-    give = functools.partial(quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), give) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/ask/"
-        server.shutdown()
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The address of harness serve."""
-    with server_of(folder, 0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
 def main() -> None:
     """Measure, print, and write where asked."""
     from playwright.sync_api import sync_playwright
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of("benchmarks.speed.ask", __doc__)
     parser.add_argument("--out", type=Path)
     out: Path | None = parser.parse_args().out
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, place in (("serve", served), ("static", static_site)):
-            with place(Path(folder)) as address:
-                found[name] = measured(chromium, address)
-            size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+        with answering(server_of(Path(folder), 0)) as address:
+            found["serve"] = measured(chromium, address)
+        pages.ask.site.main(Path(folder, "ask"))
+        with answering(files_of(Path(folder))) as address:
+            found["static"] = measured(chromium, f"{address}ask/")
+        size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
         found["static"]["site_bytes"] = size
         found["browser"] = chromium.version
         chromium.close()

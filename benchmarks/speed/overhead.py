@@ -9,10 +9,10 @@ that wait for each other spread more than what is measured. Bar: 1.02 or less.
     python -m benchmarks.speed.overhead [RECIPE] [key=value ...] [--rounds N] [--out FILE]
 """
 
-import argparse
 import gc
 import json
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.command import parser_of
 from harness.measure.cpu import CpuObserver
 from harness.measure.cuda import CudaObserver
 from harness.measure.measured_run import chosen_device
@@ -130,11 +131,23 @@ def bare_loop(recipe: Recipe, device: torch.device) -> Iterator[Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.overhead",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    given, name, recipe, device = asked("overhead", __doc__)
+    found = compare(recipe, device, given.rounds)
+    harness_ms, bare_ms = found["harness_median_s"] * 1e3, found["bare_median_s"] * 1e3
+    print(
+        f"{name} ({recipe.micro_batch_size} x {recipe.seq_len} tokens) on {device}, {found['rounds']} pairs "
+        f"of steps: harness {harness_ms:.2f} ms, bare loop {bare_ms:.2f} ms, ratio {found['ratio']:.4f} "
+        f"(95 % {found['ratio_low']:.4f} to {found['ratio_high']:.4f}; bar {BAR})"
     )
+    if given.out:
+        about = {"benchmark": "overhead", "recipe": name, "bar": BAR}
+        keep(given.out, about, recipe, device, found)
+
+
+def asked(benchmark: str, doc: str | None) -> tuple[Namespace, str, Recipe, torch.device]:
+    """What the command line asks of a benchmark of ratios: its options, the recipe by name, and the device,
+    where a CPU works with one thread."""
+    parser = parser_of(f"benchmarks.speed.{benchmark}", doc)
     parser.add_argument("recipe", nargs="?", help=f"default: smoke {' '.join(SHORT)}")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"pairs of steps, default {ROUNDS}")
@@ -146,16 +159,7 @@ def main() -> None:
     device = chosen_device()
     if device.type == "cpu":
         torch.set_num_threads(1)
-    found = compare(recipe, device, given.rounds)
-    harness_ms, bare_ms = found["harness_median_s"] * 1e3, found["bare_median_s"] * 1e3
-    print(
-        f"{name} ({recipe.micro_batch_size} x {recipe.seq_len} tokens) on {device}, {found['rounds']} pairs "
-        f"of steps: harness {harness_ms:.2f} ms, bare loop {bare_ms:.2f} ms, ratio {found['ratio']:.4f} "
-        f"(95 % {found['ratio_low']:.4f} to {found['ratio_high']:.4f}; bar {BAR})"
-    )
-    if given.out:
-        about = {"benchmark": "overhead", "recipe": name, "bar": BAR}
-        keep(given.out, about, recipe, device, found)
+    return given, name, recipe, device
 
 
 def keep(

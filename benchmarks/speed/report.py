@@ -4,7 +4,6 @@ The snapshot is generated: a training-like sequence with a call tree, phases, an
 that nothing compresses better than it would in a real one. Run: python -m benchmarks.speed.report
 """
 
-import argparse
 import random
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser_of
 from harness.report import read_run, write_report
 from harness.snapshot.build import TraceEvent, build_snapshot, write_snapshot
 from harness.snapshot.trace import phase_metadata
@@ -81,7 +81,7 @@ def _segment(end: int, live: Sequence[tuple[int, int, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of("benchmarks.speed.report", __doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--out", type=Path, help="keep the page here")
     arguments = parser.parse_args()

@@ -9,7 +9,6 @@ CPU the clock is the processor time of the process, which what else runs there c
     python -m benchmarks.speed.watch [RECIPE] [key=value ...] [--rounds N] [--out FILE]
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,12 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.speed.overhead import ROUNDS, SHORT, bare_loop, compare, keep
+from benchmarks.speed.overhead import asked, bare_loop, compare, keep
 from harness.loops.finder import LoopFinder
 from harness.loops.memory_of_steps import Window
 from harness.loops.recorder import LoopRecorder
-from harness.measure import chosen_device
-from harness.recipe import Recipe, load_recipe
+from harness.recipe import Recipe
 from harness.run_folder import RunFolder
 
 BAR = 1.01
@@ -58,16 +56,7 @@ class Watching:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.watch", description=__doc__)
-    parser.add_argument("recipe", nargs="?", help=f"default: smoke {' '.join(SHORT)}")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"pairs of steps, default {ROUNDS}")
-    parser.add_argument("--out", type=Path, help="write the numbers here, as JSON")
-    given = parser.parse_args()
-    name, recipe = load_recipe(given.recipe or "smoke", given.overrides if given.recipe else SHORT)
-    device = chosen_device()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
+    given, name, recipe, device = asked("watch", __doc__)
     with tempfile.TemporaryDirectory() as folder:
         watching = Watching(Path(folder) / "run")
         clock = time.process_time if device.type == "cpu" else time.perf_counter

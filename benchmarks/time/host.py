@@ -15,7 +15,6 @@ profiles/h100/host_calls.json for the fit. A call that waits for a full queue ta
 machine that is busy: the trace with the shortest calls counts.
 """
 
-import argparse
 import gc
 import gzip
 import json
@@ -33,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.command import parser_of
 from benchmarks.gpu_programme.calibrate import HOST_BOUND, OperatorCount
 from benchmarks.time.residuals import residuals
 from harness.allocator import Settings
@@ -204,11 +204,7 @@ def _errors(rows: list[dict[str, Any]], estimated: list[float]) -> dict[str, Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.time.host",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.time.host", __doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--traces", metavar="FOLDER", type=Path, help="traces of a GPU's machine")
     parser.add_argument("--measure", metavar="RECIPE", help="in a process with a virtual GPU: one recipe")

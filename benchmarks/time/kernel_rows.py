@@ -8,8 +8,7 @@ the square counts under a causal mask.
 """
 
 import csv
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import InputError
@@ -161,8 +160,3 @@ def aside(row: KernelRow) -> bool:
     if row.is_product:
         return (row.n * 31 + row.k * 17) // 64 % 5 == 0
     return int(row.size_bytes) // 2048 * 7919 % 5 == 0
-
-
-def kept_aside(rows: list[KernelRow]) -> Iterator[KernelRow]:
-    """Those of them."""
-    return (replace(row) for row in rows if aside(row))

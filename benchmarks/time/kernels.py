@@ -10,7 +10,6 @@ measured. Devices that the hardware table does not have have no median, and say 
 
 import argparse
 import json
-import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.time.kernel_rows import KINDS, MACHINES, KernelRow, device_of, read_rows
+from benchmarks.time.residuals import spread
 from harness.errors import HarnessError
 from harness.kernel_time import attention, collective, memory, product
 
@@ -71,7 +71,10 @@ def errors(
         groups[row.device, row.kernel + small].append(off)
         whole = _whole(row)
         groups[row.device, f"all {whole}{small}"].append(off)
-    found = [_summary(*key, offs) for key, offs in sorted(groups.items(), key=_order)]
+    found = [
+        {"device": device, "kernel": kernel} | spread(offs)
+        for (device, kernel), offs in sorted(groups.items(), key=_order)
+    ]
     return found + [
         {"device": device, "kernel": kernel, "count": count, "median": None, "p90": None, "max": None}
         for (device, kernel), count in sorted(unknown.items())
@@ -88,24 +91,13 @@ def of_two_layers(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
             other = first.setdefault((row.device, row.m, row.n, row.k, row.is_quiet), row)
             if other.kernel != row.kernel:
                 groups[row.device].append(abs(other.seconds / row.seconds - 1))
-    return [_summary(device, "all products, of two layers", apart) for device, apart in groups.items()]
+    named = "all products, of two layers"
+    return [{"device": device, "kernel": named} | spread(apart) for device, apart in groups.items()]
 
 
 def _order(item: tuple[tuple[str, str], list[float]]) -> tuple[str, bool, str]:
     (device, kernel), _ = item
     return device, kernel.endswith(", small"), kernel
-
-
-def _summary(device: str, kernel: str, offs: Sequence[float]) -> dict[str, Any]:
-    ordered = sorted(offs)
-    return {
-        "device": device,
-        "kernel": kernel,
-        "count": len(ordered),
-        "median": round(statistics.median(ordered), 4),
-        "p90": round(ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))], 4),
-        "max": round(ordered[-1], 4),
-    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,7 +11,6 @@ Writes profiles/<gpu>/kernels.json, the errors by recipe and by kind of kernel, 
 each operator with its shapes, how often it ran, and its median time, measured and estimated.
 """
 
-import argparse
 import csv
 import gzip
 import io
@@ -23,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.command import parser_of
 from harness.system.files import write_whole
 from harness.system.locations import profiles_folder
 
@@ -122,7 +122,7 @@ def rows(recipe: str, pairs: Sequence[tuple[Operator, float]]) -> Iterator[tuple
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.time.on_hardware", description=__doc__)
+    parser = parser_of("benchmarks.time.on_hardware", __doc__)
     parser.add_argument("measured", type=Path)
     parser.add_argument("estimated", type=Path)
     parser.add_argument("--gpu", default="h100", help="its name in the hardware table")

@@ -13,6 +13,17 @@ def quantiles(ratios: Iterable[float]) -> list[float]:
     return [round(float(each), 4) for each in found]
 
 
+def spread(errors: Iterable[float]) -> dict[str, Any]:
+    """Of errors, without their sign: how many, the median, the 90th percentile, the largest."""
+    sizes = sorted(map(abs, errors))
+    return {
+        "count": len(sizes),
+        "median": round(statistics.median(sizes), 4),
+        "p90": round(sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))], 4),
+        "max": round(sizes[-1], 4),
+    }
+
+
 def residuals(measured: Sequence[float], estimated: Sequence[float]) -> dict[str, Any]:
     """Of what was kept aside."""
     ratios = [m / e for m, e in zip(measured, estimated, strict=True)]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.time.mpt_step import Estimate, Run, Shape, Step
+from benchmarks.time.residuals import spread
 from harness.hardware.hardware import Hardware, find_hardware, hardware_names, with_cuda
 
 GPUS = {
@@ -126,20 +127,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if row["error"] is not None:
             for name in (row["gpu"], row["gpu"].split("-")[0], "all"):
                 groups[name].append(row["error"])
-    found = []
-    for name, each in sorted({name: each for name, each in groups.items()}.items()):
-        size = sorted(map(abs, each))
-        found.append(
-            {
-                "gpu": name,
-                "count": len(size),
-                "median": round(statistics.median(size), 4),
-                "p90": round(size[min(len(size) - 1, int(0.9 * len(size)))], 4),
-                "max": round(size[-1], 4),
-                "middle": round(statistics.median(each), 4),
-            }
-        )
-    return found
+    return [
+        {"gpu": name, **spread(each), "middle": round(statistics.median(each), 4)}
+        for name, each in sorted(groups.items())
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -16,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from itertools import groupby
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import GrowingTable, parser_of, versions_of
 from benchmarks.gpu_programme.__main__ import how_to_start
 from benchmarks.gpu_programme.import_results import sanitised_trace
 from benchmarks.gpu_programme.recipes import Spec
@@ -37,11 +38,11 @@ from benchmarks.gpu_programme.trace_file import Trace, load_trace
 from benchmarks.gpu_programme.traces import record
 from benchmarks.traces import missing_libraries
 from benchmarks.virtual_gpu.ranks import RANKS
+from benchmarks.virtual_gpu.recipes import LIBRARIES
 from benchmarks.virtual_gpu.recordings import RECORDED, first_difference
 from harness.errors import InputError
 from harness.system import write_whole
 
-LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 OF_THE_DEVICE = ("STAND_IN_CUDA", "VIRTUAL_GPU")
 """Settings of a recording that only say which device it was."""
 ENDING = ".json.gz"
@@ -142,11 +143,7 @@ def _record(context: Context, trace: Trace) -> None:
 
 def main() -> int:
     """Exit status: 1 if a recording is not what is made now."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.anew",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.anew", __doc__)
     parser.add_argument("recording", nargs="*", help="default: all of them")
     parser.add_argument("--sample", type=int, metavar="N")
     parser.add_argument("--seed", default="", metavar="WORD")
@@ -157,24 +154,14 @@ def main() -> int:
         record_here(options.recording, options.into)
         return 0
     chosen = options.recording or sample(options.sample or len(names()), options.seed)
-    found = {"versions": {name: version(name) for name in LIBRARIES}, "recordings": len(names())}
-    rows = _known(options.out, found["versions"])
+    head = {"versions": versions_of(LIBRARIES), "recordings": len(names())}
+    name_of = itemgetter("recording")
+    table = GrowingTable(options.out, head, name_of, order=name_of)
     with tempfile.TemporaryDirectory() as scratch:
-        for row in made_anew([name for name in chosen if name not in rows], Path(scratch)):
-            rows[row["recording"]] = row
+        for row in made_anew([name for name in chosen if name not in table.rows], Path(scratch)):
+            table.add(row)
             print(json.dumps(row), flush=True)
-            if options.out is not None:  # whatever is there by now
-                whole = found | {"rows": sorted(rows.values(), key=lambda row: row["recording"])}
-                write_whole(options.out, json.dumps(whole, indent=1) + "\n")
-    return int(any(rows[name].get("difference") for name in chosen))
-
-
-def _known(path: Path | None, versions: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """The rows of a file that is there, by name, if they are of these versions."""
-    if path is None or not path.exists():
-        return {}
-    before = json.loads(path.read_bytes())
-    return {row["recording"]: row for row in before["rows"]} if before["versions"] == versions else {}
+    return int(any(table.rows[name].get("difference") for name in chosen))
 
 
 if __name__ == "__main__":

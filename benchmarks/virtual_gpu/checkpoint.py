@@ -7,7 +7,6 @@
 Nothing is downloaded. The files have the sizes, names and dtypes of real ones, and no blocks: they are holes.
 """
 
-import argparse
 import base64
 import json
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.command import parser_of
 from harness.errors import InputError
 from harness.zeros import write_byte_tokens, write_weights
 
@@ -120,11 +120,7 @@ ROWS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.checkpoint",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.checkpoint", __doc__)
     parser.add_argument("kind", choices=("hugging-face", "litgpt", "rows"))
     parser.add_argument("what", help="a config.json, a name of LitGPT's, or a kind of rows")
     parser.add_argument("folder", type=Path)

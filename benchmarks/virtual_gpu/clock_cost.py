@@ -8,7 +8,6 @@ process the step counts that a tenth of its steps is faster than; told are the m
 and the smallest and largest.
 """
 
-import argparse
 import json
 import resource
 import statistics
@@ -17,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser_of
 from harness.system import write_whole
 
 START = "import torch; torch.ones(1, device='cuda').sum().item()"
@@ -94,11 +94,7 @@ def ratios(pairs: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.clock_cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.clock_cost", __doc__)
     parser.add_argument("recipe", nargs="?", default="llama-3.1-8b-lora")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=30, help="of each process; 30 if left out")

@@ -6,20 +6,19 @@ Takes PyTorch's CUDA build and no GPU. Inductor and Triton compile their kernels
 own. Each run is `harness run llama-3.2-1b-bf16 --gpu NAME` with the model changed: every weight is trained.
 """
 
-import argparse
 import json
 import os
 import resource
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import GrowingTable, parser_of, versions_of
 from harness.errors import InputError
 from harness.step_profile import StepProfile
-from harness.system import PACKAGE, write_whole
+from harness.system import PACKAGE
 
 MODELS = PACKAGE.parent / "recipes" / "models"
 NAMES = ("llama-3.2-1b", "qwen3-8b", "gemma-2-2b")
@@ -67,31 +66,16 @@ def run(model: Path, gpu: str, compile_it: bool, folder: Path) -> dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.compiled",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.compiled", __doc__)
     parser.add_argument("model", nargs="*", help=f"names in recipes/models; default: {', '.join(NAMES)}")
     parser.add_argument("--gpu", default="h100")
-    parser.add_argument("--out", type=Path, help="a JSON file; rows that it has are kept or replaced")
+    parser.add_argument("--out", type=Path, help="a JSON file; its rows of these versions are kept")
     options = parser.parse_args()
-    rows = {}
-    if options.out is not None and options.out.exists():
-        rows = {found["model"]: found for found in json.loads(options.out.read_bytes())["rows"]}
+    head = {"versions": versions_of(LIBRARIES), "recipe": RECIPE, "changed": STEPS, "needs": NEEDS}
+    table = GrowingTable(options.out, head, lambda each: each["model"])
     for model in options.model or NAMES:
-        rows[model] = row(model, options.gpu)
-        print(json.dumps(rows[model]), flush=True)
-        if options.out is not None:
-            versions = {name: version(name) for name in LIBRARIES}
-            found = {
-                "versions": versions,
-                "recipe": RECIPE,
-                "changed": STEPS,
-                "needs": NEEDS,
-                "rows": [*rows.values()],
-            }
-            write_whole(options.out, json.dumps(found, indent=1) + "\n")
+        table.add(found := row(model, options.gpu))
+        print(json.dumps(found), flush=True)
     return 0
 
 

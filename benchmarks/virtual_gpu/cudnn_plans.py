@@ -6,7 +6,6 @@
 cuDNN plans as it does on the device; PyTorch asks its caching allocator for what the plan wants.
 """
 
-import argparse
 import json
 import os
 import random
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.command import parser_of
 from harness.system.files import write_whole
 
 ATTENTION = torch.ops.aten._scaled_dot_product_cudnn_attention.default
@@ -81,11 +81,7 @@ def _taken_for_a_while(operator: Any) -> tuple[int, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.cudnn_plans",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.cudnn_plans", __doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--seed", type=int, default=1)

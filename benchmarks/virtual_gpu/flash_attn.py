@@ -11,7 +11,6 @@ On a virtual GPU the packages' own C++ then asks the allocator for what it asks 
 Python's packages are: use an environment of its own. Needs g++ and CUDA's headers.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -23,6 +22,8 @@ from pathlib import Path
 
 import torch
 from torch.utils.cpp_extension import include_paths
+
+from benchmarks.command import parser_of
 
 HERE = Path(__file__).parent
 HEADERS = Path("/usr/local/cuda/include")
@@ -69,11 +70,7 @@ def install_3(hopper: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.flash_attn",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.flash_attn", __doc__)
     parser.add_argument("sdist", type=Path, help="source distribution of version 2, a .tar.gz")
     parser.add_argument("--version-3", type=Path, metavar="HOPPER", help="install version 3 too, from there")
     parser.add_argument("--cuda", type=Path, default=HEADERS, help="CUDA's headers")

@@ -6,7 +6,6 @@
 PyTorch chooses the library, copies operands that it cannot read, and asks for the library's workspace.
 """
 
-import argparse
 import json
 import os
 import random
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.command import parser_of
 from harness.system.files import write_whole
 
 OPERATORS = ("mm", "bmm", "baddbmm", "addmm", "addmm")
@@ -75,11 +75,7 @@ def actions(call: dict[str, Any]) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.matrix_products",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.matrix_products", __doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)

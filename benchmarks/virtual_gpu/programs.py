@@ -14,7 +14,6 @@ downloaded. What is not in this environment is looked for where these say:
     REPOSITORIES_OF_OTHERS   a folder of checkouts: repositories.py
 """
 
-import argparse
 import json
 import os
 import re
@@ -25,13 +24,15 @@ import sys
 import tempfile
 from dataclasses import asdict
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import GrowingTable, parser_of
 from benchmarks.virtual_gpu import checkpoint, repositories
 from benchmarks.virtual_gpu.program_table import PROGRAMS, PYTHON, SIZES, TINY, TRL, Program, Size
 from harness.errors import InputError
-from harness.system import PACKAGE, write_whole
+from harness.system import PACKAGE
 
 MODELS = PACKAGE.parent / "recipes" / "models"
 SAID = re.compile(r"(?:GPU peak memory|Memory Used)[^|\n]*")
@@ -165,11 +166,7 @@ def _versions(program: Program) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.programs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.programs", __doc__)
     parser.add_argument("program", nargs="*")
     parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument("--gpu", help="default: the one that PROGRAMS says")
@@ -181,6 +178,11 @@ def main() -> int:
         raise InputError(
             f"there is no program {', '.join(sorted(unknown))}. There are: {', '.join(PROGRAMS)}."
         )
+    order = [(size, name) for size in SIZES for name in PROGRAMS]
+    key = itemgetter("size", "program")
+    table = GrowingTable(
+        options.out, {"benchmark": "programs"}, key, same=(), order=lambda each: order.index(key(each))
+    )
     for name in options.program or PROGRAMS:
         if options.list or missing(name):
             print(f"{name}: {missing(name) or 'can run'}", flush=True)
@@ -188,17 +190,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             row = run(name, options.size, options.gpu or PROGRAMS[name].gpu, Path(folder))
         print(json.dumps(row), flush=True)
-        if options.out is not None:
-            _keep(row, options.out)
+        table.add(row)
     return 0
-
-
-def _keep(row: dict[str, Any], path: Path) -> None:
-    rows = json.loads(path.read_bytes())["rows"] if path.exists() else []
-    found = {(each["size"], each["program"]): each for each in [*rows, row]}
-    order = [(size, name) for size in SIZES for name in PROGRAMS]
-    rows = [found[key] for key in order if key in found]
-    write_whole(path, json.dumps({"benchmark": "programs", "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Whatever is no valid recipe is drawn anew. Each recipe runs in a process of its 
 a recording too. A recipe that fails otherwise is named, and ends the programme with status 1.
 """
 
-import argparse
 import os
 import random
 import sys
@@ -16,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser_of
 from benchmarks.gpu_programme.__main__ import how_to_start
 from benchmarks.gpu_programme.import_results import sanitised_trace
 from benchmarks.gpu_programme.recipes import Spec
@@ -86,11 +86,7 @@ def run(spec: Spec, folder: Path) -> None:
 
 def main() -> int:
     """Exit status: 1 if a recipe failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.random_recipes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.random_recipes", __doc__)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=40)

@@ -15,13 +15,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.command import GrowingTable, parser_of
 from benchmarks.gpu_programme.import_results import sanitised_trace
 from benchmarks.gpu_programme.recipes import Spec, with_layers
 from benchmarks.gpu_programme.trace_file import load_trace
@@ -29,7 +30,7 @@ from benchmarks.traces import compared, hardware_of
 from harness.errors import InputError
 from harness.hardware import find_hardware
 from harness.napkin import predict
-from harness.system import quiet_libraries, write_whole
+from harness.system import quiet_libraries
 
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 RANKS, GPU = 8, "h200"
@@ -128,19 +129,9 @@ def with_napkin(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _known(path: Path, without: Iterable[str]) -> list[dict[str, Any]]:
-    """The rows of a table that is there, but for the cells that are asked anew."""
-    rows = json.loads(path.read_bytes())["rows"] if path.exists() else []
-    return [found for found in rows if found["cell"] not in {*without}]
-
-
 def main() -> int:
     """Exit status: 1 if a cell has not both answers."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.ranks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.ranks", __doc__)
     parser.add_argument("cell", nargs="*")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--traces", type=Path)
@@ -154,20 +145,20 @@ def main() -> int:
         return 0
     quiet_libraries()
     os.environ[BLOCKING_WAIT] = "1"
-    rows = [] if options.out is None else _known(options.out, without=options.cell or cells())
+    head = {"torch": torch.__version__, "ranks": RANKS, "gpu": GPU}
+    order = list(cells())
+    table = GrowingTable(
+        options.out, head, itemgetter("cell"), same=("torch",), order=lambda each: order.index(each["cell"])
+    )
+    table.rows = {name: with_napkin(each) for name, each in table.rows.items()}
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.traces or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         for name in options.cell or cells():
-            rows.append(row(name, folder / f"ranks-{name}.json.gz"))
-            print(json.dumps(rows[-1]), flush=True)
-            if options.out is not None:  # whatever is there by now: the whole takes minutes
-                order = list(cells())
-                rows.sort(key=lambda found: order.index(found["cell"]))
-                found = {"torch": torch.__version__, "ranks": RANKS, "gpu": GPU}
-                found["rows"] = [with_napkin(each) for each in rows]
-                write_whole(options.out, (json.dumps(found, indent=1) + "\n").encode())
-    return int(any("impossible" in found for found in rows))
+            found = row(name, folder / f"ranks-{name}.json.gz")
+            print(json.dumps(found), flush=True)
+            table.add(with_napkin(found))
+    return int(any("impossible" in found for found in table.rows.values()))
 
 
 if __name__ == "__main__":

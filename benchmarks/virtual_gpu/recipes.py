@@ -6,21 +6,19 @@ Takes PyTorch's CUDA build and no GPU: each recipe runs its steps on a virtual G
 What FILE has already, of the same versions, is not made again: a run that was cut short goes on.
 """
 
-import argparse
-import json
 import sys
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import GrowingTable, parser_of, versions_of
 from harness.answers import emulated, predicted
 from harness.errors import InputError
 from harness.hardware import find_hardware
 from harness.recipe import load_recipe
 from harness.step_profile import StepProfile
-from harness.system import write_whole
 
+IN_BACKWARD = "llama-3.1-8b-full-bf16-in-backward"
 RECIPES = (
     "llama-3.2-1b-bf16",
     "llama-3.1-8b-lora",
@@ -29,7 +27,7 @@ RECIPES = (
     "gpt2-medium-lora",
     "llama-3.2-1b-fp16-mixed",
     "qwen2.5-7b-lora",
-    "llama-3.1-8b-full-bf16-in-backward",
+    IN_BACKWARD,
     "gemma-2-2b-lora",
 )
 GPUS = ("h200", "h100", "a100-40gb", "rtx-4090")
@@ -65,32 +63,20 @@ def row(name: str, gpu: str) -> dict[str, Any]:
 
 def main() -> int:
     """Exit status: 1 if a recipe has not both answers."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.recipes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.recipes", __doc__)
     parser.add_argument("recipe", nargs="*", default=RECIPES)
     parser.add_argument("--gpu", action="append")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found: dict[str, Any] = {
-        "versions": {name: version(name) for name in LIBRARIES},
-        "changed": list(STEPS),
-        "rows": [],
-    }
-    if options.out is not None and options.out.exists():
-        before = json.loads(options.out.read_bytes())
-        if all(before[key] == found[key] for key in ("versions", "changed")):
-            found["rows"] = before["rows"]
-    there = {(each["recipe"], each["gpu"]) for each in found["rows"]}
+    head = {"versions": versions_of(LIBRARIES), "changed": list(STEPS)}
+    table = GrowingTable(
+        options.out, head, lambda each: (each["recipe"], each["gpu"]), same=("versions", "changed")
+    )
     for name, gpu in product(options.recipe, options.gpu or GPUS):
-        if (name, gpu) not in there:
-            found["rows"].append(row(name, gpu))
-            print(found["rows"][-1], flush=True)
-            if options.out is not None:  # whatever is there by now
-                write_whole(options.out, json.dumps(found, indent=1) + "\n")
-    return int(any("impossible" in each for each in found["rows"]))
+        if (name, gpu) not in table.rows:
+            table.add(found := row(name, gpu))
+            print(found, flush=True)
+    return int(any("impossible" in each for each in table.rows.values()))
 
 
 if __name__ == "__main__":

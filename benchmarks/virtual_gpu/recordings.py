@@ -6,7 +6,6 @@
 Random recipes (random_recipes.py) are files of their own: give those.
 """
 
-import argparse
 import base64
 import json
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser_of
 from benchmarks.gpu_programme.trace_file import Trace, decode_trace, load_trace
 from harness.hardware import TABLE_NAMES
 
@@ -73,11 +73,7 @@ def traces_in(path: Path) -> Iterator[Trace]:
 
 def main() -> int:
     """Exit status: 1 if a trace differs from its recording, or none has one."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.recordings",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.recordings", __doc__)
     parser.add_argument("file", nargs="+", type=Path)
     compared, same = 0, 0
     for path in parser.parse_args().file:

@@ -8,34 +8,22 @@ PyTorch's CUDA build launch them. Communication and copies to the host are left 
 own work. Rows that FILE has of the same versions stay, but for those that are made anew.
 """
 
-import argparse
 import json
 import os
 import sys
 import tempfile
 from collections import defaultdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import GrowingTable, parser_of, versions_of
+from benchmarks.virtual_gpu.recipes import IN_BACKWARD, LIBRARIES, RECIPES, STEPS
 from harness.answers import emulated, predicted
 from harness.errors import InputError
 from harness.hardware import find_hardware
 from harness.recipe import load_recipe
-from harness.system import write_whole
 
-RECIPES = (
-    "llama-3.2-1b-bf16",
-    "llama-3.1-8b-lora",
-    "llama-3.1-8b-qlora",
-    "llama-3.2-1b-packing",
-    "gpt2-medium-lora",
-    "llama-3.2-1b-fp16-mixed",
-    "qwen2.5-7b-lora",
-    "gemma-2-2b-lora",
-)
-STEPS = ("steps=2", "warmup_steps=1")
-LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
+TIMED = tuple(name for name in RECIPES if name != IN_BACKWARD)
 
 
 def row(name: str, gpu: str, overrides: list[str]) -> dict[str, Any]:
@@ -74,21 +62,14 @@ def row(name: str, gpu: str, overrides: list[str]) -> dict[str, Any]:
 
 def main() -> int:
     """Exit status: 1 if a recipe has not both answers."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.times",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("recipe", nargs="*", default=RECIPES)
+    parser = parser_of("benchmarks.virtual_gpu.times", __doc__)
+    parser.add_argument("recipe", nargs="*", default=TIMED)
     parser.add_argument("--gpu", default="h100")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    versions = {library: version(library) for library in LIBRARIES}
-    rows: list[dict[str, Any]] = []
-    if options.out is not None and options.out.exists():
-        before = json.loads(options.out.read_text(encoding="utf-8"))
-        rows = before["rows"] if before["versions"] == versions else []
+    head = {"versions": versions_of(LIBRARIES)}
+    table = GrowingTable(options.out, head, lambda each: (each["recipe"], each["gpu"], *each["set"]))
     failed = False
     for name in options.recipe:
         try:
@@ -97,11 +78,7 @@ def main() -> int:
             print(f"{name}: {error}", file=sys.stderr)
             failed = True
             continue
-        again = [all(each[key] == found[key] for key in ("recipe", "gpu", "set")) for each in rows]
-        if any(again):
-            rows[again.index(True)] = found
-        else:
-            rows.append(found)
+        table.add(found)
         print(
             f"{name}: simulated {found['simulated_s'] * 1e3:.2f} ms, emulated "
             f"{found['emulated_s'] * 1e3:.2f} ms, {found['apart']:+.2%}; {found['unknown_kernels']} of "
@@ -110,9 +87,6 @@ def main() -> int:
         )
         for kind, (first, second) in found["kinds"].items():
             print(f"    {kind:14} {first * 1e3:10.3f} {second * 1e3:10.3f} ms")
-        if options.out is not None:
-            document = {"versions": versions, "rows": rows}
-            write_whole(options.out, json.dumps(document, indent=1) + "\n")
     return int(failed)
 
 

@@ -6,18 +6,19 @@ Run it once in each environment that has another PyTorch; a row of the same PyTo
 like `-k values` chooses among the tests, and stands in the row.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from benchmarks.command import GrowingTable, parser_of
 from harness.errors import InputError
-from harness.system import installed_version, write_whole
+from harness.system import installed_version
 from harness.virtual_gpu.build import installed_torch
 
 CHOSEN = ("-m", "virtual_gpu and not slow")
@@ -55,23 +56,19 @@ def _outcome(case: ElementTree.Element) -> str:
     return "passed" if case.find("failure") is None and case.find("error") is None else "failed"
 
 
+def _release(row: dict[str, Any]) -> list[int]:
+    return [int(part) for part in row["torch"].split(".")[:2]]
+
+
 def main() -> int:
     """Exit status: 1 if a test failed, or none ran."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.virtual_gpu.versions",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.virtual_gpu.versions", __doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--workers", type=int, default=2, help="processes of pytest; 0: none but its own")
     options, others = parser.parse_known_args()
     here = row(others, options.workers)
     print(json.dumps(here, indent=1))
-    if options.out is not None:
-        rows = json.loads(options.out.read_bytes())["rows"] if options.out.exists() else []
-        kept = [each for each in rows if (each["torch"], each["cuda"]) != (here["torch"], here["cuda"])]
-        rows = sorted([*kept, here], key=lambda each: [int(part) for part in each["torch"].split(".")[:2]])
-        write_whole(options.out, json.dumps({"rows": rows}, indent=1) + "\n")
+    GrowingTable(options.out, {}, itemgetter("torch", "cuda"), same=(), order=_release).add(here)
     return int(here["failed"] > 0 or not here["passed"])
 
 

@@ -7,7 +7,6 @@ steps reached, the sum of its categories, and the unwatched process's peak are t
     python -m benchmarks.virtual_gpu.watched [PROGRAM ...] [--out profiles/watched.json]
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser_of
 from harness.run_folder import folder_of_rank, profiles_of_ranks
 from harness.step_profile import StepProfile
 from harness.system import PACKAGE, provenance, write_whole
@@ -88,7 +88,7 @@ def _row(run: Path, steps: int, unwatched: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.virtual_gpu.watched", description=__doc__)
+    parser = parser_of("benchmarks.virtual_gpu.watched", __doc__)
     parser.add_argument("programs", nargs="*", help=f"of {', '.join(CASES)}; default: all")
     parser.add_argument("--out", type=Path, help="write the rows here, as JSON")
     given = parser.parse_args()

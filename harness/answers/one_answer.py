@@ -21,7 +21,6 @@ from harness.step_profile import PHASES, EvaluationStats, EvaluationWay, StepPro
 
 if TYPE_CHECKING:
     from harness.measure import Progress
-    from harness.simulate import SimulatedMemory
     from harness.training import AfterStep, Evaluation
 
 Prediction = Literal["napkin", "simulated"]
@@ -46,9 +45,17 @@ def predicted(
 
 
 def simulated(
-    recipe: Recipe, hardware: Hardware, settings: Settings, rank: int = 0, after: AfterStep | None = None
-) -> tuple[StepProfile, SimulatedMemory]:
-    """The simulated profile, with advice where the memory runs out, and the memory with its history.
+    name: str,
+    recipe: Recipe,
+    hardware: Hardware,
+    settings: Settings,
+    *,
+    folder: RunFolder | None,
+    rank: int = 0,
+    after: AfterStep | None = None,
+) -> StepProfile:
+    """The simulated profile of the recipe `name`, with advice where the memory runs out. It is written to
+    `folder` with the memory's history.
 
     `rank` is the one that is simulated where the recipe divides a step among several. `after` says what is
     simulated after the training steps. An evaluation that takes more memory than a step is also simulated in
@@ -64,7 +71,11 @@ def simulated(
         profile.oom.requested_is = named or profile.oom.requested_is
     if after is not None and after.evaluation is not None and profile.evaluation is not None:
         _add_other_ways(profile, profile.evaluation, after.evaluation, step)
-    return profile, memory
+    profile.provenance["recipe_name"] = name
+    if folder is not None:
+        folder.write_snapshot(memory.snapshot())
+        folder.write_profile(profile)
+    return profile
 
 
 def _add_other_ways(

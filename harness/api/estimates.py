@@ -68,9 +68,4 @@ def simulate(
     after = asked_after(loaded, phases, evaluation, full_state_dict=full_state_dict)
     folder = None if out is None else RunFolder(Path(out), name, loaded)
     quiet_libraries()
-    profile, remembered = simulated(loaded, device, settings, rank, after)
-    profile.provenance["recipe_name"] = name
-    if folder is not None:
-        folder.write_snapshot(remembered.snapshot())
-        folder.write_profile(profile)
-    return profile
+    return simulated(name, loaded, device, settings, folder=folder, rank=rank, after=after)

@@ -6,7 +6,7 @@ same look. Imports no torch.
 # pyright: reportUnusedImport=false
 
 from harness.report.differences import report_tables
-from harness.report.figures import COLOURS, PATTERNS, drawing, write_figures
+from harness.report.figures import COLOURS, drawing, stacked, write_figures
 from harness.report.page import render_page, report_html, write_report
 from harness.report.run import ReportRun, read_run
 from harness.report.sections import Section, section_of

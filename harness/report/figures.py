@@ -146,7 +146,7 @@ def draw_phases(axes: Any, name: str, profile: StepProfile) -> None:
     }
     rest = medians - sum(parts.values(), np.zeros(len(known)))
     parts["other kernels, and waiting" if parts else ""] = rest.clip(0)
-    _stack(axes, labels, {part: seconds * 1e3 for part, seconds in parts.items()})
+    stacked(axes, labels, {part: seconds * 1e3 for part, seconds in parts.items()}, edgecolor="white")
     if errors.any():
         axes.errorbar(medians * 1e3, labels, xerr=errors, fmt="none", ecolor="black", capsize=4)
     axes.invert_yaxis()
@@ -165,7 +165,9 @@ def draw_answers(axes: Any, name: str, bars: dict[str, Any], reference: str) -> 
     sources = bars["rows"]
     known = {part: [size or 0 for size in sizes] for part, sizes in bars["parts"].items()}
     unit, scale = _unit(max(sum(sizes[i] for sizes in known.values()) for i in range(len(sources))))
-    _stack(axes, sources, {part: np.array(sizes) / scale for part, sizes in known.items()})
+    stacked(
+        axes, sources, {part: np.array(sizes) / scale for part, sizes in known.items()}, edgecolor="white"
+    )
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set(xlabel=f"{unit}; unexplained is {reference} minus the answer")
@@ -173,8 +175,9 @@ def draw_answers(axes: Any, name: str, bars: dict[str, Any], reference: str) -> 
     axes.figure.legend(loc="outside lower left", ncols=4, frameon=False)
 
 
-def _stack(axes: Any, bars: Sequence[str], parts: dict[str, Any]) -> None:
-    """Draw horizontal bars whose parts follow one another; a part below zero extends to the left of zero."""
+def stacked(axes: Any, bars: Sequence[Any], parts: dict[str, Any], **look: Any) -> Any:
+    """Draw horizontal bars whose parts follow one another, with this look; a part below zero extends to the
+    left of zero. Returns where the bars end."""
     left = np.zeros(len(bars))
     for i, (part, widths) in enumerate(parts.items()):
         if widths.any():
@@ -184,10 +187,11 @@ def _stack(axes: Any, bars: Sequence[str], parts: dict[str, Any]) -> None:
                 left=np.where(widths < 0, 0, left),
                 color=COLOURS[i % len(COLOURS)],
                 hatch=PATTERNS[i % len(PATTERNS)],
-                edgecolor="white",
                 label=part or None,
+                **look,
             )
         left = left + widths
+    return left
 
 
 def draw_roofline(axes: Any, name: str, roofline: PhaseRoofline) -> None:

@@ -59,10 +59,7 @@ def _answer(question: Question, folder: Path, send: Callable[[Document], None]) 
     follows = question.after
     phases = ",".join(["train", *follows.after])
     after = after_training(recipe, phases, follows.evaluation, whole_state=follows.full_state_dict)
-    profile, memory = simulated(recipe, hardware, settings, after=after)
-    profile.provenance["recipe_name"] = question.name
-    run.write_snapshot(memory.snapshot())
-    run.write_profile(profile)
+    profile = simulated(question.name, recipe, hardware, settings, folder=run, after=after)
     report = f"/report?asked={folder.name}"
     first = answer_of(question, "simulated", profile)
     send({"answer": first, "report": report, "doing": "looking for what else fits"})

@@ -29,6 +29,8 @@ class Point:
 
     value: Any
     row: Row
+    place: int
+    """The index of its cell in the sweep's."""
 
     @property
     def profile(self) -> StepProfile | None:
@@ -60,56 +62,69 @@ class Line(Fields):
     """Whether R² is GOOD_FIT at least."""
 
 
-@dataclass(frozen=True)
-class Curve:
+class SweptCurve(Fields):
     """The cells in which one field changes and all others stay."""
 
     field: str
     others: dict[str, Any]
     """The values of the other swept fields; empty when one field changes at a time."""
-    points: list[Point]
-    """Numbers in ascending order, other values as given, the base first."""
+    numeric: bool
+    cells: list[int]
+    """The indices of its cells in the sweep's: numbers ascending, other values as given, the base first."""
     line: Line | None
     """The line through the memory, for TOKEN_FIELDS with three values or more that went well."""
-
-    @property
-    def numeric(self) -> bool:
-        return all(_is_number(point.value) for point in self.points)
-
-    @property
-    def largest_fitting(self) -> Any:
-        """The largest value that went well; None for none."""
-        return max((p.value for p in self.points if p.profile is not None), default=None)
-
-    @property
-    def smallest_failing(self) -> Any:
-        """The smallest value that ran out of memory; None for none."""
-        return min((p.value for p in self.points if p.row.outcome.status == "out_of_memory"), default=None)
+    largest_fitting: float | None
+    smallest_out_of_memory: float | None
+    answer: str
+    """What the curve shows, in words; empty when no cell went well."""
 
 
-def curves_of(plan: Plan, rows: Sequence[Row]) -> list[Curve]:
+def curves_of(plan: Plan, rows: Sequence[Row]) -> list[SweptCurve]:
     """The curve of every swept field; with a grid, one for each combination of the other fields."""
-    found: list[Curve] = []
+    found: list[SweptCurve] = []
     for field in plan.axes:
         groups: dict[str, list[Point]] = {}
-        for row in rows:
+        for place, row in enumerate(rows):
             others = {name: value for name, value in row.cell.changes.items() if name != field}
             if plan.grid or not others:
                 value = row.cell.changes.get(field, {**plan.base, HARDWARE: plan.hardware}.get(field))
-                groups.setdefault(json.dumps(others), []).append(Point(value, row))
-        for others, points in groups.items():
-            if all(_is_number(point.value) for point in points):
-                points.sort(key=lambda point: point.value)
-            found.append(Curve(field, json.loads(others), points, _line(field, points)))
+                groups.setdefault(json.dumps(others), []).append(Point(value, row, place))
+        found += [_curve(field, json.loads(others), points) for others, points in groups.items()]
     return found
 
 
-def answer(curve: Curve) -> str:
+def _curve(field: str, others: dict[str, Any], points: list[Point]) -> SweptCurve:
+    numeric = all(_is_number(point.value) for point in points)
+    if numeric:
+        points.sort(key=lambda point: point.value)
+    line = _line(field, points)
+    fits, fails = _border(points) if numeric else (None, None)
+    return SweptCurve(
+        field=field,
+        others=others,
+        numeric=numeric,
+        cells=[point.place for point in points],
+        line=line,
+        largest_fitting=fits,
+        smallest_out_of_memory=fails,
+        answer=_answer(field, others, points, line),
+    )
+
+
+def _border(points: Sequence[Point]) -> tuple[Any, Any]:
+    """The largest value that went well and the smallest that ran out of memory; None for none."""
+    fits = max((p.value for p in points if p.profile is not None), default=None)
+    return fits, min((p.value for p in points if p.row.outcome.status == "out_of_memory"), default=None)
+
+
+def _answer(field: str, others: dict[str, Any], points: Sequence[Point], line: Line | None) -> str:
     """What the curve shows of throughput and memory, in a sentence or two; empty when no cell went well."""
-    scaled = curve.numeric and all(point.value > 0 for point in curve.points)
-    sentences = [_throughput(curve), _memory(curve)] if scaled else [_compared(curve)]
+    if all(_is_number(point.value) and point.value > 0 for point in points):
+        sentences = [_throughput(field, points), _memory(field, points, line)]
+    else:
+        sentences = [_compared(field, points)]
     text = ". ".join(sentence for sentence in sentences if sentence)
-    where = ", ".join(f"{name}={spelled(value)}" for name, value in curve.others.items())
+    where = ", ".join(f"{name}={spelled(value)}" for name, value in others.items())
     return f"{f'With {where}: ' if where else ''}{text}." if text else ""
 
 
@@ -147,18 +162,18 @@ def _tokens(point: Point) -> float:
     return float(recipe.micro_batch_size * recipe.seq_len)
 
 
-def _throughput(curve: Curve) -> str:
+def _throughput(field: str, points: Sequence[Point]) -> str:
     """For example: 2x seq_len gives 1.30x throughput (1 → 2), 2x gives 1.02x (16 → 32): compute bound."""
-    known = [p for p in curve.points if p.tokens_per_s]
+    known = [p for p in points if p.tokens_per_s]
     if len(known) < 2:
         return ""
     steps = list(pairwise(known))
     a, b = steps[0]
-    text = f"{b.value / a.value:.3g}x {curve.field} gives {_gain(a, b)} throughput ({a.value} → {b.value})"
+    text = f"{b.value / a.value:.3g}x {field} gives {_gain(a, b)} throughput ({a.value} → {b.value})"
     if len(steps) > 1:
         a, b = steps[-1]
         text += f", {b.value / a.value:.3g}x gives {_gain(a, b)} ({a.value} → {b.value})"
-    return f"{text}: {_bound(curve.field, known)}"
+    return f"{text}: {_bound(field, known)}"
 
 
 def _bound(field: str, known: Sequence[Point]) -> str:
@@ -181,39 +196,38 @@ def _bound(field: str, known: Sequence[Point]) -> str:
     return f"it no longer rises from {field} {known[first].value} on"
 
 
-def _memory(curve: Curve) -> str:
+def _memory(field: str, points: Sequence[Point], line: Line | None) -> str:
     """The line through the memory, and where memory runs out, in words."""
     parts: list[str] = []
-    if curve.line is not None and curve.line.good:
-        line = curve.line
+    if line is not None and line.good:
         parts.append(
             f"Memory is {in_gib(round(line.constant_bytes))} and {in_gib(round(line.per_token_bytes))} for "
             f"each token of a micro batch (R² {_r_squared(line)})"
         )
-    elif curve.line is not None:
-        parts.append(f"Memory does not follow a line (R² {_r_squared(curve.line)})")
-    elif len(known := [(p.value, in_gib(p.peak_bytes)) for p in curve.points if p.peak_bytes]) > 1:
+    elif line is not None:
+        parts.append(f"Memory does not follow a line (R² {_r_squared(line)})")
+    elif len(known := [(p.value, in_gib(p.peak_bytes)) for p in points if p.peak_bytes]) > 1:
         (first, least), (last, most) = known[0], known[-1]
-        parts.append(f"Memory is {least} at {curve.field} {first} and {most} at {last}")
-    if curve.smallest_failing is not None:
-        fits = curve.largest_fitting
-        before = "" if fits is None or fits > curve.smallest_failing else f" and fits at {fits}"
+        parts.append(f"Memory is {least} at {field} {first} and {most} at {last}")
+    fits, fails = _border(points)
+    if fails is not None:
+        before = "" if fits is None or fits > fails else f" and fits at {fits}"
         it = "it" if parts else "Memory"
-        parts.append(f"{it} runs out at {curve.field} {curve.smallest_failing}{before}")
-    elif curve.line is not None and curve.line.good and curve.line.full_at is not None and parts:
-        parts.append(f"by this line it is full at {curve.field} {curve.line.full_at:,.0f}")
+        parts.append(f"{it} runs out at {field} {fails}{before}")
+    elif line is not None and line.good and line.full_at is not None and parts:
+        parts.append(f"by this line it is full at {field} {line.full_at:,.0f}")
     return "; ".join(parts)
 
 
-def _compared(curve: Curve) -> str:
+def _compared(field: str, points: Sequence[Point]) -> str:
     """Memory and throughput of every value against the first one, in words."""
-    first, *rest = curve.points
+    first, *rest = points
     if first.profile is None or not rest:
         return ""
     parts: list[str] = []
     for point in rest:
         if point.profile is None:
-            parts.append(f"{curve.field}={spelled(point.value)} {_NOT_OK[point.row.outcome.status]}")
+            parts.append(f"{field}={spelled(point.value)} {_NOT_OK[point.row.outcome.status]}")
             continue
         gains: list[str] = []
         if first.peak_bytes and point.peak_bytes:
@@ -222,9 +236,9 @@ def _compared(curve: Curve) -> str:
             gains.append(f"{_times(point.peak_bytes / first.peak_bytes)} memory ({sign}{in_gib(more)})")
         if first.tokens_per_s and point.tokens_per_s:
             gains.append(f"{_gain(first, point)} throughput")
-        gained = f"{curve.field}={spelled(point.value)} gives {' and '.join(gains)}"
+        gained = f"{field}={spelled(point.value)} gives {' and '.join(gains)}"
         parts.append(f"{gained}{_of_time(first.profile, point.profile)}")
-    return f"Against {curve.field}={spelled(first.value)}: " + "; ".join(parts)
+    return f"Against {field}={spelled(first.value)}: " + "; ".join(parts)
 
 
 def _of_time(first: StepProfile, other: StepProfile) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 from harness.errors import InputError
 from harness.step_profile import Count, Details, Fields, MemoryBreakdown, Quantity
 from harness.sweep.cell import Status
-from harness.sweep.curves import Line, answer, curves_of
+from harness.sweep.curves import SweptCurve, curves_of
 from harness.sweep.plan import HARDWARE, MOST_CELLS, Kind, Plan, spelled
 from harness.sweep.processes import Row
 from harness.system import parse_json, provenance, read_whole
@@ -48,22 +48,6 @@ class SweptCell(Fields):
     bound: Literal["compute", "memory", "host"] | None = None
     seconds: Quantity
     """How long the answer took."""
-
-
-class SweptCurve(Fields):
-    """The cells in which one field changes and all others stay."""
-
-    field: str
-    others: dict[str, Any]
-    """The values of the other swept fields; empty when one field changes at a time."""
-    numeric: bool
-    cells: list[int]
-    """The indices of its cells in the sweep's, in the curve's order."""
-    line: Line | None
-    largest_fitting: float | None
-    smallest_out_of_memory: float | None
-    answer: str
-    """What the curve shows, in words; empty when no cell went well."""
 
 
 class Sweep(Fields):
@@ -141,22 +125,6 @@ class Sweep(Fields):
 
 def sweep_of(plan: Plan, rows: Sequence[Row]) -> Sweep:
     """The document of the finished cells."""
-    places = {id(row): place for place, row in enumerate(rows)}
-    curves: list[SweptCurve] = []
-    for curve in curves_of(plan, rows):
-        border = (curve.largest_fitting, curve.smallest_failing) if curve.numeric else (None, None)
-        curves.append(
-            SweptCurve(
-                field=curve.field,
-                others=curve.others,
-                numeric=curve.numeric,
-                cells=[places[id(point.row)] for point in curve.points],
-                line=curve.line,
-                largest_fitting=border[0],
-                smallest_out_of_memory=border[1],
-                answer=answer(curve),
-            )
-        )
     return Sweep(
         kind=plan.kind,
         name=plan.name,
@@ -166,7 +134,7 @@ def sweep_of(plan: Plan, rows: Sequence[Row]) -> Sweep:
         axes=plan.axes,
         complete=len(rows) == len(plan.cells),
         cells=[_swept(plan, row) for row in rows],
-        curves=curves,
+        curves=curves_of(plan, rows),
         provenance={**provenance(), **_devices(plan, rows)},
     )
 

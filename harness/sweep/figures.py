@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from harness.errors import InputError
-from harness.report import COLOURS, PATTERNS, drawing
+from harness.report import COLOURS, drawing, stacked
 from harness.step_profile import CATEGORIES
-from harness.sweep.document import Sweep, SweptCell, SweptCurve
+from harness.sweep.curves import SweptCurve
+from harness.sweep.document import Sweep, SweptCell
 from harness.sweep.plan import spelled
 from harness.sweep.table import ENDED
 from harness.units import GIB, in_gib
@@ -51,22 +54,12 @@ def _draw_memory(axes: Any, curve: SweptCurve, cells: Sequence[SweptCell]) -> No
     """Bytes at the peak, stacked by category."""
     values = [spelled(cell.values[curve.field]) for cell in cells]
     names = [value if len(value) <= 24 else f"{value[:23]}…" for value in values]
-    ends = [0.0] * len(cells)
     at_peaks = [c.at_peak.by_category() if c.status == "ok" and c.at_peak else {} for c in cells]
-    for n, category in enumerate(CATEGORIES):
-        sizes = [(at_peak.get(category) or 0) / GIB for at_peak in at_peaks]
-        if any(sizes):
-            label = category.replace("_", " ")
-            axes.barh(
-                range(len(cells)),
-                sizes,
-                left=ends,
-                label=label,
-                color=COLOURS[n],
-                hatch=PATTERNS[n],
-                height=0.7,
-            )
-        ends = [end + size for end, size in zip(ends, sizes, strict=True)]
+    parts = {
+        category.replace("_", " "): np.array([(at_peak.get(category) or 0) / GIB for at_peak in at_peaks])
+        for category in CATEGORIES
+    }
+    ends = stacked(axes, range(len(cells)), parts, height=0.7)
     for n, cell in enumerate(cells):
         text = in_gib(cell.peak_allocated_bytes) if cell.status == "ok" else ENDED[cell.status]
         axes.annotate(text, (ends[n], n), (4, 0), textcoords="offset points", va="center", fontsize=9)

@@ -5,7 +5,8 @@ from typing import Any
 
 from harness.report import Cell, Table, render_page
 from harness.step_profile import CATEGORIES
-from harness.sweep.document import Sweep, SweptCell, SweptCurve
+from harness.sweep.curves import SweptCurve
+from harness.sweep.document import Sweep, SweptCell
 from harness.sweep.plan import spelled
 from harness.sweep.table import ENDED, table_of
 from harness.units import in_gib

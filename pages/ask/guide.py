@@ -9,10 +9,10 @@ import json
 import shutil
 import sys
 import tempfile
-import threading
 from io import BytesIO
 from pathlib import Path
 
+from pages.ask.serving import answering
 from pages.parts import with_parts, write_or_check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,20 +48,18 @@ def draw() -> None:
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        server_of(_made(Path(folder, "runs")), 0) as server,
+        answering(server_of(_made(Path(folder, "runs")), 0)) as address,
         sync_playwright() as driver,
     ):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for name, (width, height, scale) in SIZES.items():
             viewport = {"width": width, "height": height}
             page = chromium.new_page(viewport=viewport, device_scale_factor=scale, color_scheme="light")  # type: ignore[arg-type]
-            page.goto(f"http://127.0.0.1:{server.server_port}/{QUERY}")
+            page.goto(f"{address}{QUERY}")
             page.wait_for_selector("html[data-answered=simulated]", timeout=120_000)
             page.wait_for_selector(".progress progress", state="detached", timeout=300_000)
             picture = Image.open(BytesIO(page.screenshot()))
             picture.quantize(256).save(PICTURES / f"{name}.png", optimize=True)
-        server.shutdown()
 
 
 def _made(folder: Path) -> Path:

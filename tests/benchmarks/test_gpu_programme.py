@@ -26,8 +26,8 @@ from pages.profiles.__main__ import readme
 
 FORK = "spawn" if sys.platform == "darwin" else "fork"
 FEW = (
-    *("1b-bf16", "1b-fused-linear", "tinyllama-lora", "base", "flash-attention-2", "matmul", "attention"),
-    *("memory", "host-link", "host-optimizer", "launch", "cublas", "1b-bf16.recording-*"),
+    *("1b-bf16", "1b-fused-linear", "tinyllama-lora", "base", "flash-attention-2", "host-link"),
+    *("host-optimizer", "launch", "cublas", "1b-bf16.recording-*"),
     *("1b-bf16-mixed.harness.1", "1b-bf16-mixed.trainer.1", "activations.*", "llama-3.2-1b-bf16"),
 )
 """At least one piece of every part, and of every reason to skip one."""
@@ -136,14 +136,6 @@ def test_overhead_compares_recording_off_and_on(programme):
 
 def test_the_measurements_are_those_of_the_calibration(programme):
     rows = results(programme["calibrate"])
-    assert {row["class"] for row in rows["matmul"]["result"]["rows"]} == {
-        "block forward",
-        "block input gradient",
-        "block weight gradient",
-    }
-    forward, backward = rows["attention"]["result"]["rows"]
-    # 2 products of (32 x 16) by (16 x 32), 2 heads, 2 FLOPs a multiply-add; 5 of them in backward
-    assert (forward["flops"], backward["flops"]) == (2 * 2 * 2 * 32 * 32 * 16, 5 * 2 * 2 * 32 * 32 * 16)
     assert rows["launch"]["result"]["operators"] > 100
     assert calibration_of(programme["calibrate"]["results"], "h200", "here", of_host=True)["host_op_s"] > 0
 
@@ -242,7 +234,7 @@ def test_calibration_by_hand():
             "result": {"rows": [row(dtype="bf16", bytes=80e9), row(dtype="fp32", bytes=1)]},
         },
         {"name": "launch", "status": "ok", "result": {"operator_s": 7e-6, "context_bytes": 600}},
-        # estimated by shape, or PyTorch's default: kept as measurements alone
+        # of earlier programmes, estimated by shape; and PyTorch's default: kept as measurements alone
         {"name": "matmul", "status": "ok", "result": {"rows": [row(dtype="bf16", flops=1.0)]}},
         {"name": "memory", "status": "ok", "result": {"rows": [row(bytes=1.0)]}},
         {"name": "cublas", "status": "ok", "result": {"workspace_bytes": 64}},

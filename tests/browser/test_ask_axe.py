@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from harness.serve.server import server_of
+from pages.ask.serving import answering
 from tests.support.places import ROOT
 
 AXE = "4.14.1"
@@ -55,11 +57,5 @@ def test_axe_finds_no_violation(
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    import threading
-
-    from harness.serve.server import server_of
-
-    with server_of(tmp_path_factory.mktemp("runs"), 0) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+    with answering(server_of(tmp_path_factory.mktemp("runs"), 0)) as address:
+        yield address

@@ -1,11 +1,8 @@
 """The page that asks, in a browser: worked questions by clicking, of the server and of the static site."""
 
-import functools
-import http.server
 import json
 import re
 import shlex
-import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -18,6 +15,7 @@ import pytest
 import pages.ask.site
 from benchmarks.questions import QUESTIONS, RESULTS
 from harness.serve.server import server_of
+from pages.ask.serving import answering, files_of
 from tests.support.commands import Call
 
 FOUND = json.loads(RESULTS.read_bytes())
@@ -100,10 +98,8 @@ class Asking:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with server_of(tmp_path_factory.mktemp("runs"), 0) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+    with answering(server_of(tmp_path_factory.mktemp("runs"), 0)) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +110,8 @@ def static(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pages.ask.site.main(folder / "some" / "where")
     except SystemExit as error:
         pytest.skip(f"without its registries: {error}")
-    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-    give = functools.partial(quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), give) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/some/where/"
-        server.shutdown()
+    with answering(files_of(folder)) as address:
+        yield f"{address}some/where/"
 
 
 @pytest.fixture(params=["served", "static"])

@@ -1,6 +1,5 @@
 """The page of a sweep and the pages of harness serve in a real browser."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from harness.serve.server import server_of
 from harness.sweep import Sweep, plan_sweep, run_cells, sweep_html, sweep_of
 from harness.sweep.table import ENDED
 from harness.units import in_gib
+from pages.ask.serving import answering
 
 READY = "html[data-ready]"
 HOSTILE = "<img src=x onerror=document.title='ran'>"
@@ -39,12 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    with server_of(folder, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/runs"
-        server.shutdown()
-        thread.join()
+    with answering(server_of(folder, 0)) as place:
+        yield f"{place}runs"
 
 
 def test_the_curves_are_drawn_and_the_table_has_the_numbers(folder: Path, opened: Any):

@@ -30,7 +30,7 @@ def test_every_part_is_shown_and_a_changed_number_is_found(tmp_path, monkeypatch
     wrong.write_text(PAGES[0].read_text().replace("19.84 GiB", "19.85 GiB"))
     monkeypatch.setattr("pages.readme.PAGES", (wrong,))
     monkeypatch.setattr("pages.readme.ROOT", tmp_path)
-    with pytest.raises(SystemExit, match="is not as written"):
+    with pytest.raises(SystemExit, match="is not of the results"):
         main_of_readme(["--check"])
 
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from harness.ask.documents import arithmetic
 from harness.serve import asking
 from harness.serve.asking import Simulator
 from harness.serve.server import server_of
+from pages.ask.serving import answering
 from tests.support.commands import Call
 from tests.support.places import ROOT
 
@@ -32,10 +32,9 @@ PATIENCE_S = 120
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
-    with server_of(tmp_path, 0) as serving:
-        threading.Thread(target=serving.serve_forever, args=(0.01,), daemon=True).start()
+    serving = server_of(tmp_path, 0)
+    with answering(serving):
         yield serving
-        serving.shutdown()
 
 
 def asked(

@@ -6,7 +6,6 @@ import os
 import pickle
 import re
 import socket
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from harness.napkin.prediction import predict
 from harness.recipe.file import load_recipe
 from harness.serve.server import server_of
 from harness.sweep import plan_sweep, run_cells, sweep_of
+from pages.ask.serving import answering
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -93,12 +93,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
     (folder / "evil.pickle").write_bytes(pickle.dumps(Touch()))
     server = server_of(folder, 0)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield Served(folder, server.server_port)
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(server):
+        yield Served(folder, server.server_port)
     assert not (around / "pickle-ran").exists()
 
 

@@ -23,6 +23,7 @@ from harness.serve.index import Index
 from harness.serve.log import TAIL_BYTES, read_log
 from harness.serve.server import A_PAGE, Pages, Refused, server_of
 from harness.system.folder_lock import FolderLock
+from pages.ask.serving import answering
 from tests.support.trust_report import Tried
 
 SECOND = 10**9
@@ -115,9 +116,7 @@ def test_a_thousand_requests_at_once_are_all_answered(
         connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=120)
         connection.sendall(request)
         waiting.append(connection)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with answering(server):
         for connection in waiting:
             answer = b""
             while part := connection.recv(1 << 16):
@@ -125,10 +124,6 @@ def test_a_thousand_requests_at_once_are_all_answered(
             connection.close()
             assert answer.startswith(b"HTTP/1.1 200")
             assert answer.count(b"data-name=") == 50
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
     # those who ask at the same time share a look; how many do is the scheduler's to say
     assert len(walks) < len(waiting)
     tried("A server under load", "1,000 connections at once", "all answered", times=1000)

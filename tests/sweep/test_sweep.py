@@ -23,7 +23,6 @@ from harness.recipe import Recipe, load_recipe
 from harness.step_profile import HardwareSummary, MemoryStats, PhaseStats, StepProfile, StepStats
 from harness.sweep import Row, as_markdown, run_cells
 from harness.sweep.cell import Outcome, answer, out_of_memory_reason
-from harness.sweep.curves import answer as answer_of
 from harness.sweep.curves import curves_of
 from harness.sweep.document import SweptCell, sweep_of
 from harness.sweep.folder import (
@@ -478,16 +477,17 @@ def test_the_line_the_border_and_the_answer_by_hand():
         2: measured(2, 12 * GIB, 1900, bound="memory"),
         128: Outcome("out_of_memory", "out of memory in backward"),
     }
-    (curve,) = curves_of(*swept("micro_batch_size", batches))
-    assert [point.value for point in curve.points] == [1, 2, 4, 8, 128]
+    plan, rows = swept("micro_batch_size", batches)
+    (curve,) = curves_of(plan, rows)
+    assert [rows[place].cell.changes["micro_batch_size"] for place in curve.cells] == [1, 2, 4, 8, 128]
     assert curve.line is not None
     assert curve.line.constant_bytes == pytest.approx(10 * GIB)
     assert curve.line.per_token_bytes == pytest.approx(2**20)
     assert curve.line.r_squared == pytest.approx(1)
     assert curve.line.largest_residual_bytes == pytest.approx(0, abs=10)
     assert curve.line.full_at == pytest.approx(69)
-    assert (curve.largest_fitting, curve.smallest_failing) == (8, 128)
-    assert answer_of(curve) == (
+    assert (curve.largest_fitting, curve.smallest_out_of_memory) == (8, 128)
+    assert curve.answer == (
         "2x micro_batch_size gives 1.90x throughput (1 → 2), 2x gives 1.04x (4 → 8): "
         "compute bound from micro_batch_size 4. Memory is 10.00 GiB and 1.0 MiB for each token of a micro "
         "batch (R² 1); it runs out at micro_batch_size 128 and fits at 8."
@@ -502,14 +502,14 @@ def test_what_is_no_line_is_not_called_one():
     # R² = Sxy² / (Sxx · Syy); x - 3.75: -2.75 -1.75 0.25 4.25; y - 21.25: -20.25 -17.25 -5.25 42.75
     assert curve.line.r_squared == pytest.approx(266.25**2 / (28.75 * 2562.75))
     assert not curve.line.good
-    assert "Memory does not follow a line (R² 0.962" in answer_of(curve)
-    assert "by this line" not in answer_of(curve)
+    assert "Memory does not follow a line (R² 0.962" in curve.answer
+    assert "by this line" not in curve.answer
 
 
 def test_two_points_make_no_line_and_their_memory_is_said():
     (curve,) = curves_of(*swept("micro_batch_size", {1: measured(1, GIB, 1), 2: measured(2, 2 * GIB, 2)}))
     assert curve.line is None
-    assert answer_of(curve).endswith("Memory is 1.00 GiB at micro_batch_size 1 and 2.00 GiB at 2.")
+    assert curve.answer.endswith("Memory is 1.00 GiB at micro_batch_size 1 and 2.00 GiB at 2.")
 
 
 def test_a_field_that_is_no_size_of_a_batch_has_its_memory_said_too():
@@ -519,7 +519,7 @@ def test_a_field_that_is_no_size_of_a_batch_has_its_memory_said_too():
         256: Outcome("out_of_memory", "out of memory in optimizer_step"),
     }
     (curve,) = curves_of(*swept("lora_rank", ranks))
-    assert answer_of(curve).endswith(
+    assert curve.answer.endswith(
         "Memory is 2.00 GiB at lora_rank 16 and 3.00 GiB at 64; it runs out at lora_rank 256 and fits at 64."
     )
 
@@ -536,7 +536,7 @@ def test_a_field_that_is_no_size_of_a_batch_has_its_memory_said_too():
 def test_where_no_profile_says_what_bounds_it_the_curve_does(speeds: list[float], words: str):
     batches = {2**n: measured(2**n, GIB, speed) for n, speed in enumerate(speeds)}
     (curve,) = curves_of(*swept("micro_batch_size", batches))
-    assert words in answer_of(curve)
+    assert words in curve.answer
 
 
 def test_toggles_are_compared_with_the_base():
@@ -550,7 +550,7 @@ def test_toggles_are_compared_with_the_base():
         outcome.profile.step.time_s.median = step_s
         outcome.profile.phases["forward"] = PhaseStats(kernels_s=kernels_s)
     rows = [Row(cell, outcome) for cell, outcome in zip(plan.cells, outcomes, strict=True)]
-    checkpointing, loss = (answer_of(curve) for curve in curves_of(plan, rows))
+    checkpointing, loss = (curve.answer for curve in curves_of(plan, rows))
     change = "gradient_checkpointing=true gives 0.25x memory (-6.00 GiB) and 0.75x throughput"
     change += " (a step of 100.0 ms: products +30.0, device idle -10.0 ms)"
     assert checkpointing == f"Against gradient_checkpointing=false: {change}."
@@ -561,7 +561,7 @@ def test_numbers_from_zero_are_compared_and_not_scaled():
     plan = plan_sweep("llama-3.1-8b-lora", ["lora_dropout=0,0.1"], "measured")
     rows = [Row(cell, measured(0, (n + 1) * GIB, 1000 / (n + 1))) for n, cell in enumerate(plan.cells)]
     (curve,) = curves_of(plan, rows)
-    assert answer_of(curve) == (
+    assert curve.answer == (
         "Against lora_dropout=0.0: lora_dropout=0.1 gives 2.00x memory (+1.00 GiB) and 0.50x throughput."
     )
 
@@ -571,12 +571,12 @@ def test_a_grid_has_a_curve_for_every_value_of_the_others():
     curves = curves_of(
         plan, [Row(cell, answer("napkin", cell.recipe, "h100")) for cell in plan.cells if cell.recipe]
     )
-    assert [(curve.field, curve.others, len(curve.points)) for curve in curves] == [
+    assert [(curve.field, curve.others, len(curve.cells)) for curve in curves] == [
         ("micro_batch_size", {"precision": "fp32"}, 3),
         ("micro_batch_size", {"precision": "bf16"}, 3),
         *(("precision", {"micro_batch_size": n}, 2) for n in (1, 2, 4)),
     ]
-    assert answer_of(curves[0]).startswith("With precision=fp32: 2x micro_batch_size gives ")
+    assert curves[0].answer.startswith("With precision=fp32: 2x micro_batch_size gives ")
 
 
 def test_hostile_text_stays_text_in_markdown(plan: Plan):

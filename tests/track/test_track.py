@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -18,7 +17,7 @@ from harness.track import tracker_names
 from harness.track.following import Follower, Log, in_words
 from harness.track.jobs import Job, profile_values, recipe_config, step_values
 from harness.virtual_gpu import outside
-from tests.support.commands import Call
+from tests.support.commands import Call, run_harness
 from tests.support.places import ROOT
 from tests.track.stores import of_mlflow, of_tensorboard, of_wandb
 
@@ -27,20 +26,6 @@ SENT = (
     *("loss", "tokens_per_s", "time/forward_s", "time/backward_s", "time/optimizer_step_s"),
     *("time/step_s", "memory/peak_allocated_bytes"),
 )
-
-
-def harness(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
-    """Exit status and stderr of a command that runs in `folder`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        check=False,
-        timeout=300,
-    )
-    return done.returncode, done.stderr
 
 
 def logged(run: Path) -> list[dict[str, Any]]:
@@ -54,8 +39,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     pytest.importorskip("mlflow", reason="the trackers' own packages are optional")
     pytest.importorskip("wandb", reason="the trackers' own packages are optional")
     folder = tmp_path_factory.mktemp("tracked")
-    status, said = harness(
-        folder,
+    done = run_harness(
         *RUN,
         "--out",
         "run",
@@ -63,12 +47,12 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "tensorboard,mlflow",
         "--track",
         "wandb",
+        cwd=folder,
         WANDB_MODE="offline",
         MLFLOW_TRACKING_URI=(folder / "store").as_uri(),
         MLFLOW_ALLOW_FILE_STORE="true",
     )
-    assert status == 0, said
-    return folder, said
+    return folder, done.stderr
 
 
 def activations_by_step(profile: StepProfile) -> list[tuple[int, float]]:
@@ -174,8 +158,8 @@ def test_a_tracker_that_is_missing_or_fails_stops_nothing(tmp_path: Path):
     (broken / "aim").mkdir()
     (broken / "aim/__init__.py").write_text("raise ModuleNotFoundError('there is no aim', name='aim')")
     path = os.pathsep.join([str(broken), str(ROOT)])
-    status, said = harness(tmp_path, *RUN, "--out", "run", "--track", "mlflow,wandb,aim", PYTHONPATH=path)
-    assert status == 0, said
+    words = (*RUN, "--out", "run", "--track", "mlflow,wandb,aim")
+    said = run_harness(*words, cwd=tmp_path, PYTHONPATH=path).stderr
     assert "mlflow: RuntimeError: no such store. log.jsonl has every step." in said
     assert "wandb: its process ended early: status 9. log.jsonl has every step." in said
     assert "aim: it needs the package aim, which is not installed. Run: pip install aim." in said
@@ -206,7 +190,7 @@ def test_a_sweep_is_a_run_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     store = tmp_path / "store"
     sweep = ("sweep", "smoke", "seq_len=32,64", "--napkin", "--out", "here", "--track", "mlflow")
-    assert harness(tmp_path, *sweep, MLFLOW_TRACKING_URI=store.as_uri())[0] == 0
+    run_harness(*sweep, cwd=tmp_path, MLFLOW_TRACKING_URI=store.as_uri())
     runs = of_mlflow(store)
     assert set(runs) == {"smoke base", "smoke seq_len=32", "smoke seq_len=64", "smoke sweep"}
     cells = [json.loads(path.read_text()) for path in (tmp_path / "here/cells").iterdir()]
@@ -259,8 +243,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 def test_ranks_are_told_as_one_run(tmp_path: Path, words: tuple[str, ...], log: str):
     pytest.importorskip("tensorboard", reason="the trackers' own packages are optional")
     (tmp_path / "loop.py").write_text(LOOP)
-    status, said = harness(tmp_path, *words)
-    assert status == 0, said
+    run_harness(*words, cwd=tmp_path)
     (events,) = {
         path.parent
         for path in tmp_path.rglob("events.out.tfevents.*")

@@ -1,6 +1,5 @@
 """`harness watch --fit`: the largest value that does not run out of memory."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from harness.watching.largest import (
     parse_values,
     with_value,
 )
+from tests.support.commands import run_harness
 
 PROGRAM = """
 import os, sys
@@ -109,9 +109,7 @@ def test_the_peak_of_a_program_is_where_it_takes_the_most(tmp_path: Path) -> Non
     layer's weights and bias."""
     (tmp_path / "train.py").write_text(EVALUATES)
     words = ["watch", "--out", "run", "--fit", "BS=2..2", "--", sys.executable, "train.py"]
-    command = [sys.executable, "-m", "harness", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_harness(*words, cwd=tmp_path)
     (row,) = [line.split() for line in done.stderr.splitlines() if line.split()[:2] == ["2", "fits"]]
     peak = (2 + 1) * 4096 * 256 * 4 + (256 * 256 + 256) * 4
     assert row[2:5] == [f"{peak / 2**20:.1f}", "MiB", "evaluation"]
@@ -135,9 +133,7 @@ def test_what_is_refused(text: str) -> None:
 
 def watch(folder: Path, *words: str, status: int = 0) -> str:
     (folder / "train.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "harness", "watch", "--steps", "1", "--out", "run", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == status, done.stderr
+    done = run_harness("watch", "--steps", "1", "--out", "run", *words, cwd=folder, status=status)
     return " ".join(done.stderr.split())
 
 

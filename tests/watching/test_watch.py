@@ -1,6 +1,5 @@
 """`harness watch` as a user runs it, on the CPU: programs, their ends, and what is shown of their folders."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,17 +14,14 @@ from harness.run_folder.secrets import without_secrets
 from harness.serve.index import Index
 from harness.step_profile.step_profile import StepProfile
 from harness.watching.launch import parse_steps
-from tests.support.commands import exit_status
+from tests.support.commands import Ended, exit_status, run_harness
 
 PROGRAM = str(Path(__file__).parent / "programs" / "plain.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 
 
-def watch(folder: Path, *command: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    whole = [sys.executable, "-m", "harness", "watch", "--out", str(folder / "run"), "--", *command]
-    done = subprocess.run(whole, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == status, done.stdout[-2000:] + done.stderr[-4000:]
-    return done
+def watch(folder: Path, *command: str, status: int = 0) -> Ended:
+    return run_harness("watch", "--out", str(folder / "run"), "--", *command, cwd=folder, status=status)
 
 
 def test_a_program_with_workers(tmp_path: Path, capsys) -> None:
@@ -190,8 +186,7 @@ def test_no_file_of_a_run_has_a_secret(tmp_path: Path) -> None:
     )
     done = watch(tmp_path, *command)
     assert secret not in done.stderr
-    report = [sys.executable, "-m", "harness", "report", str(tmp_path / "run")]
-    subprocess.run(report, check=True, capture_output=True)
+    run_harness("report", str(tmp_path / "run"), cwd=tmp_path)
     written = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert {"command.json", "profile.json", "report.html"} <= {path.name for path in written}
     for path in written:

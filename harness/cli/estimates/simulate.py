@@ -89,11 +89,8 @@ def simulate(
         of_rank = f", rank {rank} of {loaded.world_size}" if loaded.distributed else ""
         what = f"a step of {name} on {hardware.datasheet.title}{of_rank}, without data"
         with Waiting(Terminal(stderr=True), what):
-            profile, remembered = simulated(loaded, hardware, settings, rank, after)
-        profile.provenance["recipe_name"] = name
-        if folder is not None:  # first, because printing ends where the reader of stdout does, as `head`
-            folder.write_snapshot(remembered.snapshot())
-            folder.write_profile(profile)
+            # written before it is printed, which ends where the reader of stdout does, as `head`
+            profile = simulated(name, loaded, hardware, settings, folder=folder, rank=rank, after=after)
         people = Terminal(stderr=as_json)
         print_verdict(people, name, profile)
         print_profile(people, profile)
