@@ -16,16 +16,9 @@ from harness.observe.labels import model_tensors
 from harness.recipe.recipe import Recipe
 from harness.training.model import build_model
 from tests.support.tiny import CPU, MODELS, ByteObserver, built, tiny, train, weights
+from tests.training.toggles.test_adapter import BLOCKS, LLAMA, TARGETS
 
-ATTENTION = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
-LINEAR = {
-    "llama": [*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
-    "gpt2": ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"],
-    "pythia": ["attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"],
-    "mixtral": ATTENTION,
-    "gemma2": [*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
-}
-BLOCKS = dict.fromkeys(LINEAR, "model.layers") | {"gpt2": "transformer.h", "pythia": "gpt_neox.layers"}
+LINEAR = TARGETS | {"mixtral": LLAMA[:4]}  # its experts are no linear layers
 FAMILIES = list(LINEAR)
 BITS = {"nf4": 4, "fp4": 4, "int8": 8}
 
