@@ -109,7 +109,6 @@ SLOW = (
     "tests/cli/test_columns.py",  # every command, twice
     "tests/cli/test_simulate.py",
     "tests/data/test_examples.py::test_the_commands_refuse_it",
-    "tests/data/test_rows.py::test_the_loss_is_the_one_of_transformers_trainer",
     "tests/fit/test_advice.py",
     "tests/fit/test_card_count.py",
     "tests/fit/test_confirmed.py",  # simulations, many a test

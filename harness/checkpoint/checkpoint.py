@@ -76,98 +76,57 @@ def save(
 ) -> Path:
     """Write the checkpoint after `len(losses)` steps into `folder`. Returns its path.
 
+    On several ranks each writes its part of weights and optimizer. Buffers are constants there, and every
+    rank's random numbers are those of rank 0.
+
     Raises NotFiniteWeights, and writes nothing, where no run could go on from the weights, and InputError for
     a disk that is full.
     """
-    if training.ranks.mesh is not None:
-        return _save_of_ranks(folder, recipe, training, batches, losses, device)
-    # copied first: looking for nan on the device would take memory there
-    trained = {name: _on_cpu(weight) for name, weight in _trained(training.model).items()}
-    wrong = [name for name, weight in trained.items() if not bool(weight.isfinite().all())]
-    if wrong:
-        raise NotFiniteWeights(wrong)
-    tree = {
-        "optimizer": training.optimizer.state_dict(),
-        "scaler": None if training.scaler is None else training.scaler.state_dict(),
-        "buffers": dict(training.model.named_buffers()),
-        "random": _random_state(device),
-    }
-    document, tensors = take_apart(tree)
-    frozen = _frozen_sample(training.model)
-    state = _saved_state(recipe, batches, losses, frozen, document)
-
-    def write(beside: Path) -> None:
-        published = {_published_name(name, recipe): weight for name, weight in trained.items()}
-        _save_tensors(published, beside / _weights_file(recipe))
-        _save_tensors(tensors, beside / TENSORS)
-        (beside / STATE).write_text(state.model_dump_json())
-        (beside / "recipe.yaml").write_text(recipe_yaml(recipe))
-        adapters = getattr(training.model, "peft_config", None)
-        model: Any = training.model
-        if adapters is not None:
-            adapters["default"].save_pretrained(str(beside))
-        else:
-            (beside / "config.json").write_text(model.config.to_json_string())
-
-    return write_checkpoint(folder, len(losses), write)
-
-
-def _save_of_ranks(
-    folder: Path,
-    recipe: Recipe,
-    training: Training,
-    batches: Batches,
-    losses: list[float | None],
-    device: torch.device,
-) -> Path:
-    """`save` on several ranks. Buffers are constants, and every rank's random numbers are those of rank 0."""
-    here = (name for name, weight in _trained(training.model).items() if not _is_finite_here(weight))
-    wrong = agreed(list(here))
-    if wrong:
+    model: Any = training.model
+    divided = training.ranks.mesh is not None
+    copies, wrong = dict[str, Tensor](), list[str]()
+    for name, weight in _trained(model).items():
+        here: Any = weight.to_local() if hasattr(weight, "to_local") else weight  # type: ignore[operator]
+        copy = _on_cpu(here)  # copied first: looking for nan on the device would take memory there
+        if not bool(copy.isfinite().all()):
+            wrong.append(name)
+        if not divided:
+            copies[name] = copy
+    if wrong := agreed(wrong) if divided else wrong:
         raise NotFiniteWeights(wrong)
     scaler = None if training.scaler is None else training.scaler.state_dict()
-    document, tensors = take_apart({"scaler": scaler, "random": _random_state(device)})
-    state = _saved_state(recipe, batches, losses, DIVIDED, document)
-
-    def write(beside: Path) -> None:
-        _save_tensors(tensors, beside / TENSORS_OF_RANK_0)
-        (beside / STATE).write_text(state.model_dump_json())
-        (beside / "recipe.yaml").write_text(recipe_yaml(recipe))
-
-    return write_together(folder, len(losses), training, write)
-
-
-def _restore_of_ranks(saved: Saved, training: Training, batches: Batches, device: torch.device) -> None:
-    with _fitting(saved.path) as path:
-        read_together(path, training)
-    with _fitting(saved.path / STATE):
-        state: Any = put_together(saved.state.state, load_file(saved.path / TENSORS_OF_RANK_0))
-        if training.scaler is not None:
-            training.scaler.load_state_dict(state["scaler"])
-        _set_random_state(state["random"], device)
-        batches.load_state(saved.state.data)
-
-
-def _is_finite_here(weight: Tensor) -> bool:
-    """Whether this rank's part of `weight` is finite."""
-    from torch.distributed.tensor import DTensor  # takes a second, which one process need not wait for
-
-    return bool(_on_cpu(weight.to_local() if isinstance(weight, DTensor) else weight).isfinite().all())
-
-
-def _saved_state(
-    recipe: Recipe, batches: Batches, losses: list[float | None], frozen: str, document: Any
-) -> SavedState:
-    return SavedState(
+    tree = {"scaler": scaler, "random": _random_state(device)}
+    if not divided:
+        tree |= {"optimizer": training.optimizer.state_dict(), "buffers": dict(model.named_buffers())}
+    document, tensors = take_apart(tree)
+    state = SavedState(
         steps_done=len(losses),
         losses=losses,
         data=batches.state(),
         recipe=recipe.model_dump(mode="json"),
         content=content_of(recipe),
-        frozen=frozen,
+        frozen=DIVIDED if divided else _frozen_sample(model),
         versions=installed_versions(),
         state=document,
     )
+
+    def write(beside: Path) -> None:
+        _save_tensors(tensors, beside / (TENSORS_OF_RANK_0 if divided else TENSORS))
+        (beside / STATE).write_text(state.model_dump_json())
+        (beside / "recipe.yaml").write_text(recipe_yaml(recipe))
+        if divided:
+            return
+        published = {_published_name(name, recipe): weight for name, weight in copies.items()}
+        _save_tensors(published, beside / _weights_file(recipe))
+        adapters = getattr(model, "peft_config", None)
+        if adapters is not None:
+            adapters["default"].save_pretrained(str(beside))
+        else:
+            (beside / "config.json").write_text(model.config.to_json_string())
+
+    if divided:
+        return write_together(folder, len(losses), training, write)
+    return write_checkpoint(folder, len(losses), write)
 
 
 def read(path: Path, recipe: Recipe) -> Saved:
@@ -195,22 +154,30 @@ def restore(saved: Saved, recipe: Recipe, training: Training, batches: Batches, 
 
     Raises InputError if the frozen weights are not those that the run began with.
     """
-    if training.ranks.mesh is not None:
-        _restore_of_ranks(saved, training, batches, device)
-        return
-    if saved.state.frozen != _frozen_sample(training.model):
-        raise InputError(
-            f"--resume: {saved.path}: model: the frozen weights of {recipe.model} are not those the run "
-            f"began with (made by torch {saved.state.versions.get('torch')}, now it is {torch.__version__}). "
-            "Resume with the same checkpoint and versions, on the same kind of device."
-        )
-    names = {name: _published_name(name, recipe) for name in _trained(training.model)}
-    with _fitting(saved.path / _weights_file(recipe)) as path:
-        _restore_weights(training, names, load_file(path))
-    with _fitting(saved.path / TENSORS) as path:
+    divided = training.ranks.mesh is not None
+    if divided:
+        with _fitting(saved.path) as path:
+            read_together(path, training)
+    else:
+        if saved.state.frozen != _frozen_sample(training.model):
+            raise InputError(
+                f"--resume: {saved.path}: model: the frozen weights of {recipe.model} are not those the run "
+                f"began with (made by torch {saved.state.versions.get('torch')}, now it is "
+                f"{torch.__version__}). Resume with the same checkpoint and versions, on the same kind of "
+                "device."
+            )
+        names = {name: _published_name(name, recipe) for name in _trained(training.model)}
+        with _fitting(saved.path / _weights_file(recipe)) as path:
+            _restore_weights(training, names, load_file(path))
+    with _fitting(saved.path / (TENSORS_OF_RANK_0 if divided else TENSORS)) as path:
         tensors = load_file(path)
     with _fitting(saved.path / STATE):
-        _restore_state(put_together(saved.state.state, tensors), recipe, training, device)
+        state: Any = put_together(saved.state.state, tensors)
+        if not divided:
+            _restore_whole_state(state, recipe, training)
+        if training.scaler is not None:
+            training.scaler.load_state_dict(state["scaler"])
+        _set_random_state(state["random"], device)
         batches.load_state(saved.state.data)
 
 
@@ -238,15 +205,13 @@ def _restore_weights(training: Training, names: dict[str, str], published: dict[
 
 
 @torch.no_grad()
-def _restore_state(state: Any, recipe: Recipe, training: Training, device: torch.device) -> None:
+def _restore_whole_state(state: Any, recipe: Recipe, training: Training) -> None:
+    """Put back what one process has whole: buffers, and the optimizer's state."""
     buffers = dict(training.model.named_buffers())
     for name, buffer in state["buffers"].items():
         buffers[name].copy_(_of_same_shape(buffer, buffers[name], name))
     with on_host() if recipe.optimizer_on_host else nullcontext():
         restore_state(training.optimizer, state["optimizer"])
-    if training.scaler is not None:
-        training.scaler.load_state_dict(state["scaler"])
-    _set_random_state(state["random"], device)
 
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:

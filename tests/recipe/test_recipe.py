@@ -1,7 +1,7 @@
 """Recipe: the fields, and the pairs of fields that cannot work together."""
 
 import re
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given, settings
@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from harness.recipe.check import accepted_values
-from harness.recipe.fields import (
-    Adapter,
-    Attention,
-    Offload,
-    Optimizer,
-    Parallel,
-    Precision,
-    Quantization,
-    Wrap,
-)
+from harness.recipe.fields import Offload
 from harness.recipe.recipe import Recipe
 from harness.recipe.rules import RULES, Rule, first_broken_rule
 from harness.system.strict_yaml import parse_yaml
@@ -76,44 +67,38 @@ def test_the_example_is_minimal(rule: Rule, fields: dict[str, Any]) -> None:
         assert not rule.broken(rest)
 
 
-# Everything that a rule reads, with every choice.
-ANY_FIELDS = st.fixed_dictionaries(
-    {},
-    optional={
-        "precision": st.sampled_from(get_args(Precision)),
-        "master_weights": st.booleans(),
-        "quantization": st.sampled_from(get_args(Quantization)),
-        "double_quant": st.booleans(),
-        "upcast_for_kbit": st.booleans(),
-        "adapter": st.sampled_from(get_args(Adapter)),
-        "adapter_dtype": st.sampled_from(("fp32", "base")),
-        "use_dora": st.booleans(),
-        "use_rslora": st.booleans(),
-        "lora_plus_ratio": st.sampled_from((None, 16.0)),
-        "peft": st.sampled_from(({}, {"bias": "all"}, {"peft_type": "VERA"})),
-        "lora_targets": st.sampled_from(("all-linear", ("q_proj",), ())),
-        "gradient_checkpointing": st.booleans(),
-        "attention": st.sampled_from(get_args(Attention)),
-        "loss": st.sampled_from(get_args(Recipe.model_fields["loss"].annotation)),
-        "packing": st.booleans(),
-        "optimizer": st.sampled_from(get_args(Optimizer)),
-        "optimizer_impl": st.sampled_from(("foreach", "fused", "for_loop")),
-        "optimizer_in_backward": st.booleans(),
-        "offload": st.lists(st.sampled_from(get_args(Offload)), unique=True),
-        "compile": st.booleans(),
-        "micro_batch_size": st.integers(1, 3),
-        "gradient_accumulation_steps": st.integers(1, 3),
-        "max_grad_norm": st.sampled_from((None, 1.0)),
-        "parallel": st.sampled_from(get_args(Parallel)),
-        "dp_replicate": st.integers(1, 2),
-        "dp_shard": st.integers(1, 2),
-        "tp": st.integers(1, 2),
-        "reshard_after_forward": st.booleans(),
-        "reduce_dtype": st.sampled_from((None, "fp32", "bf16")),
-        "sync_each_micro_batch": st.booleans(),
-        "wrap": st.sampled_from(get_args(Wrap)),
-        "cpu_offload": st.booleans(),
-    },
+SOME: dict[str, Any] = {
+    "lora_plus_ratio": (None, 16.0),
+    "peft": ({}, {"bias": "all"}, {"peft_type": "VERA"}),
+    "lora_targets": ("all-linear", ("q_proj",), ()),
+    "max_grad_norm": (None, 1.0),
+    "reduce_dtype": (None, "fp32", "bf16"),
+    "activation_memory_budget": (0.5, 1.0),
+    "lora_dropout": (0.0, 0.1),
+    "grpo_beta": (0.0, 0.04),
+    "image_size": ((), (224,)),
+    "data": ("synthetic", "org/dataset"),
+    "num_labels": (2, 5),
+    "seq_len": (64, 2048),
+    "optimizer_rank": (8, 128),
+}
+"""Values of the fields that have no switch, no list of choices, and are no small numbers."""
+
+
+def any_of(name: str) -> st.SearchStrategy[Any]:
+    annotation = Recipe.model_fields[name].annotation
+    if name == "offload":
+        return st.lists(st.sampled_from(get_args(Offload)), unique=True)
+    if annotation is bool:
+        return st.booleans()
+    choices = get_args(annotation) if get_origin(annotation) is Literal else SOME.get(name, (1, 2, 3))
+    return st.sampled_from(choices)
+
+
+# Everything that a rule is about, with every choice.
+OF_RULES = sorted({name for rule in RULES for name in rule.fields} | {"micro_batch_size"})
+ANY_FIELDS = st.sets(st.sampled_from(OF_RULES), max_size=14).flatmap(
+    lambda names: st.fixed_dictionaries({name: any_of(name) for name in sorted(names)})
 )
 
 

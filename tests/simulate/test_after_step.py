@@ -53,20 +53,6 @@ def test_a_step_knows_nothing_of_what_follows() -> None:
     assert alone.evaluation is alone.checkpoint is None
 
 
-def test_every_batch_of_kept_logits_is_held_twice_when_the_next_is_joined() -> None:
-    """By hand: what is joined, the new batch and the result are alive at once, 2 x n batches of logits,
-    beside the labels, which are joined later. The allocator hands out blocks with up to 1 MiB too much.
-    """
-    more, most = evaluated(batches=10), evaluated(batches=20)
-    labels = 8 * 512 * 8
-    assert peak(most) - peak(more) == pytest.approx(10 * (2 * LOGITS + labels), abs=2 * MiB)
-    assert most.evaluation is not None
-    assert (most.evaluation.logits_bytes, most.evaluation.logits_dtype) == (20 * LOGITS, "bfloat16")
-    assert most.evaluation.host_bytes is not None
-    # on the host bfloat16 becomes fp32, beside the copy, and the labels come after the logits
-    assert most.evaluation.host_bytes == pytest.approx(20 * LOGITS * 3, rel=0.001)
-
-
 def test_accumulation_bounds_the_device_and_not_the_host() -> None:
     few, many = (evaluated(batches=n, accumulation_steps=1) for n in (5, 10))
     assert peak(few) == peak(many)

@@ -8,11 +8,7 @@ import torch
 
 from harness.training.toggles.offload_activations import IN_FLIGHT, MIN_OFFLOAD_BYTES, OffloadedActivations
 from tests.support.tiny import ByteObserver, NullObserver, built, same_bits, step, tiny, train, weights
-
-PARAMETERS, TENSORS = (
-    107_840,
-    21,
-)  # of tests/models/llama.json: counted by hand in training/toggles/test_precision.py
+from tests.training.toggles.test_precision import PARAMETERS, TENSORS
 
 SETTINGS: list[dict[str, Any]] = [
     {},

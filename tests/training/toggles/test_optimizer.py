@@ -3,28 +3,25 @@
 import gc
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+from bitsandbytes import optim as bnb
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainingArguments
 
 from harness.errors import InputError
 from harness.recipe.fields import Optimizer
-from harness.recipe.recipe import Recipe
 from harness.training.step import Training, train_step
 from tests.support.long import long
 from tests.support.tiny import ByteObserver, NullObserver, built, same_bits, step, tiny, train, weights
+from tests.training.toggles.test_precision import PARAMETERS, TENSORS
 
-PARAMETERS, TENSORS = (
-    107_840,
-    21,
-)  # of tests/models/llama.json: counted by hand in training/toggles/test_precision.py
 LOW_RANK = {"galore_adamw": "galore_torch", "apollo_adamw": "apollo_torch"}
 TORCHAO = ("adamw_torch_8bit", "adamw_torch_4bit")
 OPTIMIZERS = [
@@ -34,21 +31,6 @@ OPTIMIZERS = [
 ]
 """Those whose packages are here; without torchao's, which compile for seconds."""
 ADAMW_8BIT = ("adamw_8bit", "paged_adamw_8bit")
-
-
-def moved(recipe: Recipe) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """(weight before, gradient, weight after) of the first step, for every weight."""
-    training, batches = built(recipe)
-    before, gradients = weights(training), {}
-
-    def look() -> None:
-        gradients.update(
-            {n: p.grad.clone() for n, p in training.model.named_parameters() if p.grad is not None}
-        )
-
-    step(training, batches, NullObserver(optimizer_step=look))
-    after = weights(training)
-    return [(before[name], gradients[name], after[name]) for name in before]
 
 
 def state_of(training: Training) -> list[dict[str, Any]]:
@@ -75,108 +57,53 @@ def test_every_optimizer_learns_a_batch(optimizer: str, fields: dict[str, Any]) 
             assert not torch.equal(weight, start[name]), name
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "paged_adamw", *ADAMW_8BIT])
-def test_first_step_of_adamw(optimizer: str) -> None:
-    """Loshchilov 2019, algorithm 2: both moments over their bias corrections are g and g^2, so the step is
-    learning_rate * g / (|g| + eps), after a decay by learning_rate * weight_decay."""
-    recipe = tiny(optimizer=optimizer, learning_rate=0.01, weight_decay=0.5)
-    for before, gradient, after in moved(recipe):
-        expected = before * (1 - 0.01 * 0.5) - 0.01 * gradient / (gradient.abs() + 1e-8)
-        clear = gradient.abs() > 1e-6  # smaller ones drown in eps and in the order of rounding
-        torch.testing.assert_close(after[clear], expected[clear], rtol=1e-5, atol=2e-5)
+Weights = dict[str, Tensor]
+RATES: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.5}
 
 
-def test_first_step_of_lion_is_the_sign() -> None:
-    """Chen 2023, algorithm 2: with a zero momentum, learning_rate * (sign(g) + weight_decay * w)."""
-    for before, gradient, after in moved(tiny(optimizer="lion_8bit", learning_rate=0.01, weight_decay=0.5)):
-        expected = before - 0.01 * (gradient.sign() + 0.5 * before)
-        torch.testing.assert_close(after, expected, rtol=1e-5, atol=1e-6)
+def as_torch_s_documentation_says(weights: Weights) -> list[torch.optim.Optimizer]:
+    """Muon on the matrices within the model, and AdamW for the rest."""
+    outer = ("embed", "wte", "wpe", "lm_head")
+    hidden = {n for n, w in weights.items() if w.ndim == 2 and not any(part in n for part in outer)}
+    rest = [weight for name, weight in weights.items() if name not in hidden]
+    muon = torch.optim.Muon([weights[n] for n in hidden], **RATES, adjust_lr_fn="match_rms_adamw")
+    return [muon, *([torch.optim.AdamW(rest, **RATES)] if rest else [])]
 
 
-def test_sgd_moves_by_the_gradient_and_keeps_nothing() -> None:
-    """torch's SGD adds weight_decay * w to the gradient; without momentum it has no state."""
-    recipe = tiny(optimizer="sgd", learning_rate=0.1, weight_decay=0.5)
-    for before, gradient, after in moved(recipe):
-        torch.testing.assert_close(after, before - 0.1 * (gradient + 0.5 * before), rtol=1e-5, atol=1e-7)
-    training = train(recipe, 2).training
-    assert [t for state in state_of(training) for t in state.values() if isinstance(t, Tensor)] == []
+def in_train_mode(weights: Weights) -> list[torch.optim.Optimizer]:
+    """The gradient is taken at y."""
+    optimizer = pytest.importorskip("schedulefree").AdamWScheduleFree(weights.values(), **RATES)
+    optimizer.train()
+    return [optimizer]
 
 
-def test_adafactor_keeps_a_row_and_a_column_for_a_matrix() -> None:
-    """Shazeer 2018, section 3: rows + columns numbers for a matrix, and as many as elements for a vector."""
-    training = train(tiny(optimizer="adafactor"), 1).training
-    sizes = [sum(t.numel() for t in s.values() if isinstance(t, Tensor)) for s in state_of(training)]
-    counter = 1
-    expected = [(sum(p.shape) if p.dim() == 2 else p.numel()) + counter for p in training.model.parameters()]
-    assert sizes == expected
+def by_torchao(bits: int) -> Callable[[Weights], list[torch.optim.Optimizer]]:
+    return lambda weights: [
+        getattr(pytest.importorskip("torchao.optim"), f"AdamW{bits}bit")(weights.values(), **RATES)
+    ]
 
 
-@pytest.mark.parametrize("fields", [{}, {"family": "gpt2"}, {"adapter": "lora"}, {"family": "mixtral"}])
-def test_muon_and_adamw_step_as_torch_s_own_do(fields: dict[str, Any]) -> None:
-    """torch.optim.Muon on the linear layers within the model, as its documentation says; else AdamW."""
-    recipe = tiny(optimizer="muon", learning_rate=0.01, weight_decay=0.5, **fields)
-    training = built(recipe)[0]
-    hidden = {
-        name
-        for name, weight in training.model.named_parameters()
-        if weight.ndim == 2 and not any(part in name for part in ("embed", "wte", "wpe", "lm_head"))
-    }
-    expected: dict[str, Tensor] = {}
-    for name, weight in training.model.named_parameters():
-        if not weight.requires_grad:
-            continue
-        weight.grad = torch.randn_like(weight)
-        expected[name] = weight.detach().clone()
-        expected[name].grad = weight.grad.clone()
-        if name in hidden:
-            rule = {"adjust_lr_fn": "match_rms_adamw"}
-            torch.optim.Muon([expected[name]], lr=0.01, weight_decay=0.5, **rule).step()
-        else:
-            torch.optim.AdamW([expected[name]], lr=0.01, weight_decay=0.5).step()
-    training.optimizer.step()
-    assert hidden & expected.keys()
-    after = weights(training)
-    for name, weight in expected.items():
-        torch.testing.assert_close(after[name], weight, rtol=1e-5, atol=1e-7)
+THEIRS: dict[str, Callable[[Weights], list[torch.optim.Optimizer]]] = {
+    "adamw": lambda weights: [torch.optim.AdamW(weights.values(), **RATES)],
+    "sgd": lambda weights: [torch.optim.SGD(weights.values(), **RATES)],
+    "adafactor": lambda weights: [torch.optim.Adafactor(weights.values(), foreach=True, **RATES)],
+    "adamw_8bit": lambda weights: [bnb.AdamW8bit(weights.values(), **RATES)],
+    "paged_adamw_8bit": lambda weights: [bnb.PagedAdamW8bit(weights.values(), **RATES)],
+    "paged_adamw": lambda weights: [bnb.PagedAdamW32bit(weights.values(), **RATES)],
+    "lion_8bit": lambda weights: [bnb.Lion8bit(weights.values(), **RATES)],
+    "muon": as_torch_s_documentation_says,
+    "adamw_schedule_free": in_train_mode,
+    "adamw_torch_8bit": by_torchao(8),
+    "adamw_torch_4bit": by_torchao(4),
+}
+"""By name: the libraries' own optimizers of such weights. Those of low rank are Trainer's: `of_trainer`."""
 
 
-def two_steps(training: Training, twins: dict[str, Any], theirs: torch.optim.Optimizer) -> None:
-    """Of ours and of `theirs`, which steps the `twins` of our weights by the same gradients."""
-    for _ in range(2):
-        for name, weight in training.model.named_parameters():
-            weight.grad = torch.randn_like(weight)
-            twins[name].grad = weight.grad.clone()
-        training.optimizer.step()
-        theirs.step()
-
-
-@pytest.mark.parametrize("impl", ["foreach", "for_loop"])
-def test_schedule_free_steps_as_its_own_package_does(impl: str) -> None:
-    """Two steps of the package's own, in train mode: the gradient is taken at y, and z is beside it."""
-    recipe = tiny(optimizer="adamw_schedule_free", optimizer_impl=impl, learning_rate=0.01, weight_decay=0.5)
-    training = built(recipe)[0]
-    twins = {name: weight.detach().clone() for name, weight in training.model.named_parameters()}
-    package = pytest.importorskip("schedulefree")
-    theirs = package.AdamWScheduleFree(twins.values(), lr=0.01, weight_decay=0.5)
-    theirs.train()
-    two_steps(training, twins, theirs)
-    after = weights(training)
-    for name, weight in twins.items():
-        torch.testing.assert_close(after[name], weight, rtol=1e-6, atol=1e-7)
-    assert {key for state in state_of(training) for key in state} == {"z", "exp_avg_sq"}
-
-
-@pytest.mark.parametrize("fields", [{}, {"family": "mixtral"}, {"precision": "bf16"}], ids=str)
-@pytest.mark.parametrize("optimizer", LOW_RANK)
-def test_projected_moments_step_as_transformers_trainer_has_them(
-    optimizer: str, fields: dict[str, Any], tmp_path: Path
-) -> None:
-    """Two steps of the optimizer that Trainer makes of the same name for the linear layers of the blocks."""
+def of_trainer(optimizer: str, model: Any, folder: Path) -> torch.optim.Optimizer:
+    """The optimizer that Trainer makes of that name for the linear layers of the blocks."""
     pytest.importorskip(LOW_RANK[optimizer])
-    recipe = tiny(optimizer=optimizer, optimizer_rank=8, learning_rate=0.01, weight_decay=0.5, **fields)
-    training, other = built(recipe)[0], built(tiny(**fields))[0].model
     arguments = TrainingArguments(
-        output_dir=str(tmp_path),
+        output_dir=str(folder),
         optim=optimizer,
         optim_target_modules=["layers"],
         optim_args="rank=8",
@@ -184,28 +111,60 @@ def test_projected_moments_step_as_transformers_trainer_has_them(
         use_cpu=True,
         report_to=[],
     )
-    theirs = Trainer(other, arguments).create_optimizer()
+    theirs = Trainer(model, arguments).create_optimizer()
     for group in theirs.param_groups:
         group["weight_decay"] = 0.5
-    twins = dict(other.named_parameters())
-    two_steps(training, twins, theirs)
-    after = weights(training)
+    return theirs
+
+
+def test_every_optimizer_is_compared() -> None:
+    assert {*THEIRS, *LOW_RANK} == set(get_args(Optimizer))
+
+
+STEPPED: list[dict[str, Any]] = [
+    *({"optimizer": name, **more} for name in THEIRS for more in ({}, {"precision": "bf16"})),
+    *({"optimizer": "muon", **more} for more in ({"family": "gpt2"}, {"adapter": "lora"})),
+    *({"optimizer": name, "optimizer_rank": 8} for name in LOW_RANK),
+    *({"optimizer": name, "optimizer_rank": 8, "precision": "bf16"} for name in LOW_RANK),
+    *({"optimizer": name, "family": "mixtral", "optimizer_rank": 8} for name in LOW_RANK),
+    {"optimizer": "muon", "family": "mixtral"},
+    {"optimizer": "adamw_schedule_free", "optimizer_impl": "for_loop"},
+]
+
+
+@pytest.mark.parametrize("fields", STEPPED, ids=lambda fields: " ".join(map(str, fields.values())))
+def test_two_steps_are_those_of_the_library_s_own(fields: dict[str, Any], tmp_path: Path) -> None:
+    recipe = tiny(learning_rate=0.01, weight_decay=0.5, **fields)
+    kind, other = recipe.optimizer, built(recipe.model_copy(update={"optimizer": "sgd"}))[0].model
+    twins = {name: weight for name, weight in other.named_parameters() if weight.requires_grad}
+    theirs = [of_trainer(kind, other, tmp_path)] if kind in LOW_RANK else THEIRS[kind](twins)
+    training = built(recipe)[0]
+    with torch.compiler.set_stance("force_eager"):  # torchao compiles its step for seconds
+        for _ in range(2):
+            for name, weight in training.model.named_parameters():
+                if weight.requires_grad:
+                    weight.grad = torch.randn_like(weight)
+                    twins[name].grad = weight.grad.clone()
+            for optimizer in (training.optimizer, *theirs):
+                optimizer.step()
+    after = weights(training, trained_only=True)
+    assert after.keys() == twins.keys() != set()
     for name, weight in twins.items():
         torch.testing.assert_close(after[name], weight.detach(), rtol=1e-6, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_sgd_keeps_nothing() -> None:
+    training = train(tiny(optimizer="sgd"), 2).training
+    assert [t for state in state_of(training) for t in state.values() if isinstance(t, Tensor)] == []
+
+
 @pytest.mark.parametrize("optimizer", TORCHAO)
-def test_torchao_steps_as_torchao_does(optimizer: str, precision: str) -> None:
-    """And its state is as many bits an element, with an fp32 scale for each block, from 4,096 elements on."""
-    torchao = pytest.importorskip("torchao.optim")
+def test_torchao_s_state_is_as_many_bits_an_element(optimizer: str) -> None:
+    """With an fp32 scale for each block, from 4,096 elements on."""
+    pytest.importorskip("torchao.optim")
     bits, block = (8, 256) if optimizer == "adamw_torch_8bit" else (4, 128)
-    training = built(tiny(optimizer=optimizer, precision=precision, learning_rate=0.01, weight_decay=0.5))[0]
-    twins = {name: weight.detach().clone() for name, weight in training.model.named_parameters()}
-    theirs = getattr(torchao, f"AdamW{bits}bit")(twins.values(), lr=0.01, weight_decay=0.5)
-    with torch.compiler.set_stance("force_eager"):  # it compiles its step for seconds
-        two_steps(training, twins, theirs)
-    assert same_bits(weights(training), twins)
+    with torch.compiler.set_stance("force_eager"):
+        training = train(tiny(optimizer=optimizer), 1).training
     quantized = 0
     for weight, state in zip(training.model.parameters(), state_of(training), strict=True):
         if hasattr(state["exp_avg"], "codes"):
@@ -216,6 +175,15 @@ def test_torchao_steps_as_torchao_does(optimizer: str, precision: str) -> None:
         else:
             assert weight.numel() < 4096 or weight.numel() % block
     assert quantized
+
+
+def test_adafactor_keeps_a_row_and_a_column_for_a_matrix() -> None:
+    """Shazeer 2018, section 3: rows + columns numbers for a matrix, and as many as elements for a vector."""
+    training = train(tiny(optimizer="adafactor"), 1).training
+    sizes = [sum(t.numel() for t in s.values() if isinstance(t, Tensor)) for s in state_of(training)]
+    counter = 1
+    expected = [(sum(p.shape) if p.dim() == 2 else p.numel()) + counter for p in training.model.parameters()]
+    assert sizes == expected
 
 
 def test_a_model_without_linear_layers_has_nothing_to_project() -> None:
@@ -240,21 +208,6 @@ def test_8_bit_state(optimizer: str) -> None:
             assert state["absmax1"].dtype == torch.float32
         kept.append(large)
     assert set(kept) == {True, False}
-
-
-def test_paged_adamw_has_32_bit_state_and_follows_adamw() -> None:
-    paged = train(tiny(optimizer="paged_adamw"), 10)
-    assert {t.dtype for s in state_of(paged.training) for t in s.values() if isinstance(t, Tensor)} == {
-        torch.float32
-    }
-    assert paged.losses == pytest.approx(train(tiny(), 10).losses, rel=1e-5)
-
-
-def test_8_bit_adamw_stays_near_adamw() -> None:
-    for optimizer in ADAMW_8BIT:
-        assert train(tiny(optimizer=optimizer), 10).losses == pytest.approx(
-            train(tiny(), 10).losses, rel=5e-3
-        )
 
 
 @pytest.mark.parametrize(

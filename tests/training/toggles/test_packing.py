@@ -53,6 +53,7 @@ def copied(training: Training) -> dict[str, Tensor]:
     ],
 )
 def test_packed_documents_give_the_gradients_they_give_alone(documents: Path, fields: dict[str, Any]) -> None:
+    """Those alone are padded on the right, without a mask."""
     alone_loss, alone, alone_rows = one_epoch(documents, packing=False, **fields)
     loss, packed, rows = one_epoch(documents, packing=True, **fields)
     # by hand: 68 characters and 8 end-of-document tokens are four rows of 24 at the least

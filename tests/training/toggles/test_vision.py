@@ -240,24 +240,6 @@ def test_what_cannot_be_is_said(kind: str, fields: dict[str, Any], says: str, tm
         built(recipe)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"packing": True},
-        {"task": "dpo"},
-        {"parallel": "ddp"},
-        {"offload": ["activations"]},
-        {"compile": True},
-        {"data": "some.txt"},
-        {"images": 0},
-        {"images": 0, "image_size": [], "train_vision": True},
-    ],
-)
-def test_pairs_that_are_refused(other: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="is impossible"):
-        check_recipe({"model": "qwen2.5-vl-7b", **IMAGES, **other}, "here")
-
-
 def test_without_images_the_tower_is_there_and_frozen(tmp_path: Path) -> None:
     training, batches = built(seeing(tmp_path, "qwen2_5_vl", images=0, image_size=[]))
     tower = [weight for name, weight in training.model.named_parameters() if ".visual." in name]
