@@ -375,6 +375,6 @@ with torch.profiler.profile():  # meanwhile the host's clock counts as it is
 print(0 < now() - before < quarter)
 before = now()
 own.not_the_programs(quarter)
-print(-quarter < now() - before < 0)
+print(abs(now() - before + quarter) < 10**11)
 """
     assert emulate(code=code).stdout.split() == ["True"] * 4
