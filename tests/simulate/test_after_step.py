@@ -77,7 +77,7 @@ def test_training_fits_and_the_evaluation_does_not() -> None:
     needed = (step.memory.peak_reserved_bytes or 0) + (step.memory.cuda_context_bytes or 0)
     small = with_memory(H100, needed + 60 * MiB)
     after = AfterStep(Evaluation(batches=40))
-    profile, _ = with_other_ways(RECIPE, small, parse_settings(""), after=after)
+    profile = with_other_ways("evaluated", RECIPE, small, parse_settings(""), folder=None, after=after)
     assert profile.oom is not None
     assert profile.oom.phase == "evaluation"
     assert profile.oom.advice == []  # that is for training, which fits
