@@ -131,15 +131,17 @@ class OptimizerMemory:
     def products(self) -> list[Work]:
         """The step's matrix products: Muon's in bf16 (X·Xᵀ, its square, and that times X), or those that
         project gradients, in the gradients' dtype."""
-        found, dtype = list[Work](), "bf16" if self.hidden or 2 in self.width.values() else "fp32"
+        found = list[Work]()
         for weight in self.projected:
             rank, times = self.recipe.optimizer_rank, weight.count * PROJECTED[self.name][2]
-            moved = (weight.elements + rank * (weight.rows + weight.columns)) * self.width[weight.dtype]
+            width = self.width[weight.dtype]
+            dtype = weight.dtype if width == 2 else "fp32"
+            moved = (weight.elements + rank * (weight.rows + weight.columns)) * width
             found.append(Work(2 * rank * weight.elements, moved, 1, "matmul", dtype).times(times))
         for weight in self.hidden:
             n, short = weight.elements, min(weight.rows, weight.columns)
             flops, moved = 4 * short * n + 2 * short**3, 2 * (4 * n + 6 * short**2)
-            found.append(Work(flops, moved, 3, "matmul", dtype).times(MUON_ITERATIONS * weight.count))
+            found.append(Work(flops, moved, 3, "matmul", "bf16").times(MUON_ITERATIONS * weight.count))
         return found
 
     @property

@@ -72,3 +72,10 @@ def test_llama_4_gives_every_token_to_every_expert(tmp_path: Path) -> None:
     recipe = tiny("llama", seq_len=256).model_copy(update={"model": str(path)})
     counted = simulate(recipe, A100)[0].phases["forward"].flops
     assert step_time(estimate(recipe, A100)).phases["forward"].flops == pytest.approx(counted, rel=0.02)
+
+
+def test_gradients_are_projected_in_their_own_dtype() -> None:
+    """An fp16 recipe runs on a T4, which has no bf16."""
+    memory = estimate(tiny(precision="fp16", optimizer="galore_adamw"), find_hardware("t4"))
+    assert {work.dtype for work in memory.optimizer.products} == {"fp16"}
+    assert "optimizer_step" in step_time(memory).phases
