@@ -92,12 +92,12 @@ class StorageTracker(TorchDispatchMode):
         if _get_dispatch_mode(_FAKE) is not None:
             # DTensor asks for the shapes of an operator's results: nothing is allocated
             return func(*args, **(kwargs or {}))
-        for tensor_type in types:
-            if tensor_type is not Tensor and _is_wrapper(tensor_type):
-                self._unpacked = func
-                return self.unwrapped(func, args, kwargs or {})
         self.begin_own_work()
         try:
+            for tensor_type in types:
+                if tensor_type is not Tensor and _is_wrapper(tensor_type):
+                    self._unpacked = func
+                    return self.unwrapped(func, args, kwargs or {})
             # with a mode or without, autograd does to a wrapper nothing in place
             of_wrapper, self._unpacked = self._unpacked, None
             if id(func) in _DIFFERENT:  # an operator's hash is a Python function

@@ -79,17 +79,13 @@ class SimulatedDevice(StorageTracker):
 
     def unwrapped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.unwrapped. Lists of divided weights are lists of this rank's parts."""
-        self.calls.pause()
-        try:
-            found = on_local_parts(func, args, kwargs)
-            if found is None:
-                return NotImplemented
-            local_args, local_kwargs, as_divided = found
-            out = self.run(func, local_args, local_kwargs)
-            self._see(out, func)
-            return as_divided(out)
-        finally:
-            self.calls.resume()
+        found = on_local_parts(func, args, kwargs)
+        if found is None:
+            return NotImplemented
+        local_args, local_kwargs, as_divided = found
+        out = self.run(func, local_args, local_kwargs)
+        self._see(out, func)
+        return as_divided(out)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.run."""
