@@ -12,6 +12,7 @@ import harness.kernels.flash_attention
 import harness.kernels.matmul
 import harness.kernels.rules
 import harness.kernels.sorting
+import harness.kernels.triton_kernels
 import harness.kernels.without_temporaries
 from harness.kernels.attention_choice import (
     CUDNN_DEPRIORITIZED,

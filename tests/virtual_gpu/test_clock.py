@@ -289,37 +289,6 @@ def test_communication_that_no_kernel_hides(emulate, tmp_path: Path) -> None:
     assert found["exposed_communication_s"] == pytest.approx(whole - 2 * PRODUCT_MS * 1e-3, rel=1e-3)
 
 
-TRITON = """
-import torch, triton, triton.language as tl
-@triton.jit
-def double(x, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
-x = torch.zeros(1 << 20, device="cuda")
-w = torch.nn.Parameter(torch.zeros(8, device="cuda"))
-optimizer = torch.optim.SGD([w], lr=0.1)
-for step in range(3):
-    double[(1024,)](x, x.numel(), BLOCK=1024)
-    w.sum().backward()
-    optimizer.step()  # the clock starts at the first one
-    if step == 0:
-        @torch.library.custom_op("late::triple", mutates_args=(), device_types="cuda")
-        def triple(x: torch.Tensor) -> torch.Tensor:
-            return x * 3
-    triple(x)
-"""
-
-
-def test_kernels_that_nobody_knows_are_counted(emulate, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(TRITON, encoding="utf-8")  # Triton reads the source
-    done = emulate(sys.executable, "program.py", options=("--out", "out"))
-    (path,) = (tmp_path / "out").glob("*-times.json")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    unknown = sorted((each["name"], each["calls"]) for each in found["operations"] if each["is_unknown"])
-    assert unknown == [("double", 1), ("late::triple", 1)]
-    assert "2 are unknown" in done.stderr
-
-
 def test_a_program_that_runs_for_long_is_told_of_meanwhile(emulate, monkeypatch: pytest.MonkeyPatch) -> None:
     """It had 20 MiB and 1 GiB at once, whatever PyTorch's own peak says, and the context of the table."""
     monkeypatch.setenv("VIRTUAL_GPU_FIRST_WORD_S", "0.2")
@@ -383,8 +352,9 @@ print(json.dumps([first.elapsed_time(last) for first, last in pairs]))
     assert found[0] > 3 * found[1]
 
 
-def test_the_device_works_as_long_as_in_a_simulation(emulate, tmp_path: Path) -> None:
-    fields = ["tiny-llama-bytes", "micro_batch_size=32", "seq_len=512"]
+@pytest.mark.parametrize("kernels", ["standard", "liger"])
+def test_the_device_works_as_long_as_in_a_simulation(kernels: str, emulate, tmp_path: Path) -> None:
+    fields = ["tiny-llama-bytes", "micro_batch_size=32", "seq_len=512", f"kernels={kernels}"]
     command = (sys.executable, "-m", "harness", "run", *fields, "--out", "run")
     emulate(*command, gpu="l40s", options=("--out", "out"))
     (path,) = (tmp_path / "out").glob("*-times.json")

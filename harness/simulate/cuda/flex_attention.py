@@ -46,7 +46,7 @@ class _Function(torch.autograd.Function):
         query, key = query.to(value.dtype), key.to(value.dtype)  # what autocast does
         sums, scaled, out = _operators.flex_attention(query, key, value)
         compiled.measure("forward")
-        torch.ops.harness.triton_kernel([sums, scaled])  # from logarithms of base 2 to natural ones
+        torch.ops.harness.triton_kernel([sums, scaled], "scale")  # from logarithms of base 2 to natural ones
         ctx.save_for_backward(out, sums, *_inputs(query, key, value, mask))
         return out, scaled
 
@@ -59,7 +59,7 @@ class _Function(torch.autograd.Function):
         grads.clear()
         delta = torch.empty_like(sums)
         ctx.compiled.measure("backward", delta)
-        torch.ops.harness.triton_kernel([delta, out, grad, grad_of_sums])
+        torch.ops.harness.triton_kernel([delta, out, grad, grad_of_sums], "delta")
         del out, grad_of_sums
         made = _operators.flex_attention_backward(*inputs[:3], grad, sums, delta)
         query_grad, value_grad, key_grad = made
@@ -199,17 +199,17 @@ def _block_mask(
         compiled.measure("mask")
     scattered.append(empty(rows, columns + 1))
     by_row = [empty(rows, columns) for _ in range(2)]
-    torch.ops.harness.triton_kernel([*by_row, *scattered])
+    torch.ops.harness.triton_kernel([*by_row, *scattered], "scatter")
     of_rows, of_columns = list[Tensor](), list[Tensor]()
     for blocks in by_row:
         indices = _sorted(blocks)
         counts, turned = empty(rows), empty(rows, columns)
-        torch.ops.harness.triton_kernel([indices, blocks, counts, turned])
+        torch.ops.harness.triton_kernel([indices, blocks, counts, turned], "fill")
         del indices
         of_rows += [counts, blocks]
         counts = empty(columns)
-        torch.ops.harness.triton_kernel([scattered.pop(), counts])
-        torch.ops.harness.triton_kernel([_sorted(turned.mT), turned])
+        torch.ops.harness.triton_kernel([scattered.pop(), counts], "count")
+        torch.ops.harness.triton_kernel([_sorted(turned.mT), turned], "copy")
         of_columns += [counts, turned.view(B, 1, columns, rows)]
     return BlockMask((Q_LEN, KV_LEN), *of_rows, *of_columns, (BLOCK, BLOCK), mask_mod)  # type: ignore[arg-type]
 

@@ -35,11 +35,6 @@ def import_bitsandbytes_fast() -> None:
             import bitsandbytes  # noqa: F401
 
 
-_OPERATORS = torch.library.Library("harness", "DEF")
-_OPERATORS.define("triton_kernel(Tensor[] touched) -> ()")
-_OPERATORS.impl("triton_kernel", lambda touched: None, "CompositeExplicitAutograd")
-
-
 def library_replacements(recipe: Recipe, gpu: Gpu, ruled: dict[int, Ruled]) -> Iterator[Replacement]:
     """The functions of the recipe's libraries that behave differently without `gpu`. They note in `ruled` the
     bytes of what they make by a rule."""
@@ -165,7 +160,7 @@ def _compiled_step(function: Any = None, **_: Any) -> Any:
         made = list[Tensor]()
         if any(one is not codes for one, codes in zip(moments, stored, strict=False)):
             made = _temporaries(weight, *moments[:2])
-        torch.ops.harness.triton_kernel([weight, weight, grad, *stored, *stored, *made, *made])
+        torch.ops.harness.triton_kernel([weight, weight, grad, *stored, *stored, *made, *made], "step")
         while made:
             del made[0]
 
@@ -187,10 +182,9 @@ def _temporaries(weight: Tensor, *moments: Any) -> list[Tensor]:
 
 
 def _timed(kernel: Any, *args: Any, **kwargs: Any) -> None:
-    """A Triton kernel as an operator that touches each of its tensors once. A tensor that it reads and writes
-    counts once, too."""
+    """A Triton kernel as an operator (kernels/triton_kernels.py)."""
     touched = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    torch.ops.harness.triton_kernel(touched)
+    torch.ops.harness.triton_kernel(touched, kernel.fn.__name__)
 
 
 def _chosen_once() -> Callable[..., None]:

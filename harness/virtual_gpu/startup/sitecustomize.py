@@ -136,6 +136,10 @@ if os.environ.get("VIRTUAL_GPU"):
     ]
     if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
         finders.append(_After("torch._dynamo.output_graph", "virtual_gpu_keys", "compile_without"))
+    if os.environ.get("VIRTUAL_GPU_CLOCK") == "1":
+        heuristics = "torch._inductor.runtime.triton_heuristics"
+        finders.append(_After("triton.runtime.jit", "virtual_gpu_triton", "begin"))
+        finders.append(_After(heuristics, "virtual_gpu_triton", "begin_compiled"))
     if os.environ.get("VIRTUAL_GPU_ALONE") == "1":
         planner, stage = "torch.distributed.checkpoint.default_planner", "torch.distributed.pipelining.stage"
         finders.append(_After(planner, "virtual_gpu_alone", "save_own_part"))

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 from virtual_gpu_keys import switched
 from virtual_gpu_times import Operation, Times
+from virtual_gpu_triton import start as describe_triton
 
 _C = ctypes.CDLL(None)
 
@@ -73,6 +74,7 @@ def _start():
     bare_ns = round(estimates.bare_s * 1e9)
     _C.virtual_gpu_set_cache(*estimates.cache_room)
     _C.virtual_gpu_start_clock(direct, LAUNCH_NS, bare_ns, estimates.link_bytes_per_s)
+    describe_triton()  # before operators are watched: what launches becomes one
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL).virtual_gpu_watch_operators(of_operator)
     Times(estimates.hardware, estimates.power_limit()).watch()
     if "virtual_gpu_own_time" in sys.modules:  # values are followed

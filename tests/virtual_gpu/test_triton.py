@@ -1,0 +1,82 @@
+"""Kernels that Python launches by Triton, on a virtual GPU: they take the time of the bytes of their tensors."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.hardware import find_hardware
+from harness.kernel_time import memory
+
+pytestmark = pytest.mark.virtual_gpu
+
+H100 = find_hardware("h100")
+OF_THE_PROGRAM = """
+import torch, triton, triton.language as tl
+@triton.jit
+def double(x, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+x = torch.zeros(1 << 20, device="cuda")
+w = torch.nn.Parameter(torch.zeros(8, device="cuda"))
+optimizer = torch.optim.SGD([w], lr=0.1)
+for step in range(3):
+    double[(1024,)](x, x.numel(), BLOCK=1024)
+    w.sum().backward()
+    optimizer.step()  # the clock starts at the first one
+    if step == 0:
+        @torch.library.custom_op("late::triple", mutates_args=(), device_types="cuda")
+        def triple(x: torch.Tensor) -> torch.Tensor:
+            return x * 3
+    triple(x)
+"""
+COMPILED = """
+import json, torch
+from torch.profiler import ProfilerActivity, profile
+x = torch.zeros(1 << 28, device="cuda", dtype=torch.bfloat16)
+w = torch.nn.Parameter(torch.zeros(8, device="cuda"))
+optimizer = torch.optim.SGD([w], lr=0.1)
+compiled = torch.compile(lambda x: (x * 2).sigmoid() + x)
+def step():
+    compiled(x)
+    w.sum().backward()
+    optimizer.step()
+for _ in range(4):
+    step()
+with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+    compiled(x)
+print(json.dumps({row.key: row.device_time_total for row in profiled.key_averages()}))
+"""
+
+
+def operations(emulate: Any, folder: Path, code: str) -> tuple[dict[str, dict[str, Any]], Any]:
+    """What ran in the last step, by name; and the finished process."""
+    (folder / "program.py").write_text(code, encoding="utf-8")  # Triton reads the source
+    done = emulate(sys.executable, "program.py", options=("--out", "out"))
+    (path,) = (folder / "out").glob("*-times.json")
+    return {each["name"]: each for each in json.loads(path.read_text(encoding="utf-8"))["operations"]}, done
+
+
+def test_kernels_that_nobody_knows_are_counted(emulate, tmp_path: Path) -> None:
+    """What one computes is not known, but its tensor is, which the L2 cache holds."""
+    found, done = operations(emulate, tmp_path, OF_THE_PROGRAM)
+    unknown = {name: each["calls"] for name, each in found.items() if each["is_unknown"]}
+    assert unknown == {"double": 1, "late::triple": 1}
+    expected = memory(H100, "elementwise", 1 << 22, held_share=1.0)
+    assert found["double"]["time_s"] == pytest.approx(expected, rel=1e-3)
+    assert "2 are unknown" in done.stderr
+
+
+def test_kernels_of_torch_compile_take_the_time_of_their_bytes(emulate, tmp_path: Path) -> None:
+    """One kernel in place of three reads half a GiB and writes as much. A profiler hears of it and of nothing
+    that a GPU would not have."""
+    found, done = operations(emulate, tmp_path, COMPILED)
+    (name,) = (name for name in found if name.startswith("triton_"))
+    expected = memory(H100, "elementwise", 2 << 29)
+    assert found[name]["time_s"] == pytest.approx(expected, rel=0.02)
+    assert not found[name]["is_unknown"]
+    rows = json.loads(done.stdout.splitlines()[-1])
+    assert not [row for row in rows if row.startswith("harness::")]
+    assert rows[name] == pytest.approx(expected * 1e6, rel=0.02)
