@@ -224,6 +224,11 @@ class Simulations:
             formula.refused, formula.changed = str(error), True
             raise
         else:
+            if not memory.log.has_step:
+                raise InputError(
+                    f"the inputs of {rows} of {recipe.seq_len:,} tokens alone are larger than "
+                    f"{self.hardware.name}. Give a smaller micro_batch_size or seq_len."
+                )
             by_device = {timed_on(device): times[device.name] for device in self.devices}
             formula.learn(memory.log, profile, memory.labels(), by_device)
         finally:

@@ -28,7 +28,8 @@ def fit_lines(
     if found.unsimulated:
         yield f"  {found.unsimulated}"
     if found.num_parameters is not None:
-        yield f"  the model has {found.num_parameters / 1e9:,.2f} billion parameters"
+        many, unit = (1e9, "billion") if found.num_parameters >= 1e7 else (1e6, "million")
+        yield f"  the model has {found.num_parameters / many:,.2f} {unit} parameters"
     yield from _seen_lines(recipe, found) if found.seen else _arithmetic_lines(recipe, found)
     if found.changes:
         yield "Single changes that lower what it needs, the cheapest first:"

@@ -88,6 +88,11 @@ class RequestLog:
         return found
 
     @property
+    def has_step(self) -> bool:
+        """Whether the recorded step began: it does not where its inputs alone are too large."""
+        return any(mark.what == "recorded" for mark in self.marks)
+
+    @property
     def recorded(self) -> int:
         """The index of the mark at which the recorded step begins."""
         return next(n for n, mark in enumerate(self.marks) if mark.what == "recorded")

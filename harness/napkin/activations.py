@@ -280,6 +280,11 @@ class Activations:
         """Whether the block's MLP keeps its input alone, and is computed part by part, again in backward."""
         return self.recipe.tiles_mlps and block.feed == "dense"
 
+    def kept_by_tiles(self, block: Block) -> int:
+        """The bytes that all parts of the block's MLP keep, each for its own backward; 0 for a whole one."""
+        downs = [matrix for matrix in matrices_of(self.shape, block) if matrix.role == "down"]
+        return sum_of(self._mlp("B·S·I", downs)) if self.tiled(block) else 0
+
     def passing(self, block: Block) -> int:
         """The bytes that a block's backward makes: gradients of its widest tensors, a dequantized weight."""
         d, built, matrices = self.dims.of, self.built, matrices_of(self.shape, block)
@@ -289,8 +294,8 @@ class Activations:
         else:
             widest = [(self.made + (4 if wide else self.made)) * d("B·S·I") * (block.feed == "dense")]
         if self.tiled(block):  # what a part keeps for its own backward, beside the whole input's gradient
-            kept = sum_of(self._mlp("B·S·I", [m for m in matrices if m.role == "down"]))
-            widest = [(widest[0] + kept) // self.recipe.mlp_tiles + self.stream * d("B·S·H")]
+            kept = widest[0] + self.kept_by_tiles(block)
+            widest = [kept // self.recipe.mlp_tiles + self.stream * d("B·S·H")]
         if not block.attends:
             widest.append(8 * d("B·S·Z·Q") if block.mixer == "scan" else 16 * d("B·S·Z"))
         elif self.kernel == "fused":  # the gradient of q is summed up in fp32
@@ -339,7 +344,7 @@ class Activations:
         if self.in_chunks:
             held = self._in_chunks()
             return LossMemory(norm, held, held)
-        if recipe.mixed and not recipe.fsdp and built.loose_dtype == "fp32":
+        if recipe.mixed and not recipe.fsdp and built.loose_dtype != recipe.compute_dtype:
             norm.append(term("the head in 16 bit", "V·H", width, "its product, under autocast"))
         name, wide = ("logits", width) if self.compiled else ("log-probabilities", 4)
         kept = [*norm, term(name, logits, wide, LOSS)]

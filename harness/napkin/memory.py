@@ -77,12 +77,13 @@ class Memory:
         self.quantizing_bytes = SIZES[built.made_dtype] * quantized
         """The largest weight before it is quantized: in setup one layer at a time is whole."""
         in_fp8 = {matrix.name for _, matrix in built.matrices if built.in_fp8(matrix)}
-        wide = [w for w in built.in_blocks if w.matrix and w.dtype == "fp32" and w.name not in in_fp8]
-        stay = sum(w.elements * w.count for w in wide if w.trained or not acts.recomputes)
+        other = SIZES.keys() - {recipe.compute_dtype}  # fp32, or a checkpoint's bf16 under fp16's autocast
+        cast = [w for w in built.in_blocks if w.matrix and w.dtype in other and w.name not in in_fp8]
+        stay = sum(w.elements * w.count for w in cast if w.trained or not acts.recomputes)
         stay *= 1 if acts.recomputes else recipe.forward_passes
         self.weight_copies = acts.compute * stay if recipe.mixed and not recipe.fsdp else 0
-        """Autocast's 16-bit copies of fp32 weights. They are kept until backward, or with checkpointing until
-        forward ends. Each pass of forward makes its own."""
+        """Autocast's copies of weights of another dtype. They are kept until backward, or with checkpointing
+        until forward ends. Each pass of forward makes its own."""
         self.block, self.own, self.reshards = Unit(), Unit(), recipe.reshard_after_forward
         """FSDP2's units: an average block, and what is outside of blocks."""
         if recipe.fsdp:

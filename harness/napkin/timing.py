@@ -14,6 +14,7 @@ from harness.kernel_time import time_of, transfer
 from harness.napkin.activations import DEQUANTIZED
 from harness.napkin.memory import Memory
 from harness.napkin.terms import sum_of
+from harness.napkin.weights import SIZES
 
 PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
 """PASSES is how often each byte that is kept is read or written. The others are the operators that forward
@@ -31,7 +32,7 @@ compiled code reads the tensor twice and writes it once."""
 def step_time(memory: Memory) -> StepTime:
     """The time of the step whose memory was estimated."""
     works, recipe = _Works(memory), memory.recipe
-    recomputed = sum(work.flops for work in works.repeated)
+    recomputed = sum(work.flops for work in (*works.repeated, *works.of_tiles))
     peak = memory.hardware.peak_flops(recipe.compute_dtype)
     return StepTime(works.phases, recipe.global_tokens_per_step, recomputed, peak)
 
@@ -53,7 +54,7 @@ class _Works:
         moved = micro * (memory.kept_on_host - waits + (memory.parameter_bytes if memory.away else 0))
         waits = micro * (waits + memory.kept_by_loss * recipe.activations_on_host)
         forward = self._layers(1, 1) * (1 + recipe.computes_reference) * (1 + recipe.unpaired)
-        backward = [*self.repeated, *self._layers(2 if recipe.trains_base else 1, 2)]
+        backward = [*self.repeated, *self.of_tiles, *self._layers(2 if recipe.trains_base else 1, 2)]
         backward += self._products(self.built.head, 1) if recipe.by_trl else []  # its tiles, made anew
         added = 3 * gradients * (micro - 1)  # to gradients of earlier micro batches
         launches = sum(w.count for w in memory.trained) * (micro - 1)
@@ -76,6 +77,20 @@ class _Works:
         """What backward computes again: with checkpointing, or to keep to activation_memory_budget."""
         share = 1.0 if self.acts.recomputes else 1 - self.memory.budget
         return [work.share(share) for work in self._layers(1, 1, again=True)] if share else []
+
+    @cached_property
+    def of_tiles(self) -> list[Work]:
+        """What backward computes again of MLPs that are computed part by part."""
+        works, recipe = list[Work](), self.recipe
+        sums = 3 * (recipe.mlp_tiles - 1) * SIZES[self.built.loose_dtype] * recipe.trains_base  # of gradients
+        for block in filter(self.acts.tiled, self.built.shape.blocks):
+            moved = PASSES * self.acts.kept_by_tiles(block)
+            for matrix in matrices_of(self.built.shape, block):
+                if matrix.role in ("up", "down"):
+                    works += self._products(matrix, block.count, backward=True)
+                    moved += sums * matrix.elements
+            works.append(Work(0, moved, OPERATORS * recipe.mlp_tiles).times(block.count * self.micro))
+        return works
 
     def _sent_bytes(self) -> tuple[float, float]:
         """The bytes that a rank sends in forward and in backward.
@@ -154,11 +169,11 @@ class _Works:
                 if again and self._is_last(matrix):
                     continue
                 if not keeps_products or built.storage(matrix):
-                    tiled = passes == 2 and acts.tiled(block) and matrix.role in ("up", "down")
-                    works += self._products(matrix, count * (factor + tiled), backward=passes == 2)
+                    works += self._products(matrix, count * factor, backward=passes == 2)
             times = count * self.micro * passes
             over = COMPILED_PASSES[passes - 1] / passes if acts.compiled else PASSES
             read = sum_of(term for term in acts.kept_by(block) if term.source != DEQUANTIZED)  # by products
+            read += acts.kept_by_tiles(block)
             works.append(Work(0, int(read * over), OPERATORS).times(times))
             if block.attends and not keeps_products:
                 flops = 2 * d("B·N·S·S") * (d("D") + d("U"))  # a fused backward makes the scores once more

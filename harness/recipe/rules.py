@@ -167,8 +167,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("dp_shard", "parallel"),
         lambda r: r.dp_shard > 1 and not r.fsdp,
-        "only fsdp divides a copy of the model among ranks that train on rows of their own; "
-        "set parallel: fsdp, or dp_shard: 1",
+        "only fsdp divides a copy of the model among ranks that train on rows of their own (of ddp, "
+        "dp_replicate is the number of GPUs); set parallel: fsdp, or dp_shard: 1",
     ),
     Rule(
         ("dp_replicate", "parallel"),
@@ -178,7 +178,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("tp", "parallel"),
         lambda r: r.tp > 1 and not r.tensor_parallel,
-        "only tensor parallelism divides a layer; set parallel: tp, or tp: 1",
+        "only tensor parallelism divides a layer; set parallel: tp (beside dp_shard, fsdp+tp), or tp: 1",
     ),
     Rule(
         ("reshard_after_forward", "parallel"),

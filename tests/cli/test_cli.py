@@ -220,6 +220,17 @@ def test_a_reader_that_leaves_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_the_shell_closed_is_no_error(closed: str) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m harness napkin smoke --json {closed}",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("command", "form"),
     [("fit --quick", ""), ("fit --quick", "--json"), ("hardware", ""), ("shard --gpus 2", "--json")],

@@ -26,6 +26,7 @@ from harness.fit import (
 from harness.fit.exact import ExactFit
 from harness.fit.held_back import held_back
 from harness.fit.search import MULTIPLES, FitField, fit
+from harness.fit.simulations import simulations_on
 from harness.formula.formula import outcome_of
 from harness.hardware.hardware import Hardware, find_hardware, with_memory
 from harness.recipe import Recipe, check_recipe
@@ -210,6 +211,8 @@ def test_what_neither_can_answer_is_refused(tmp_path) -> None:
         fit_confirmed(Recipe(model=str(tmp_path / "config.json"), compile=True), A100, PLAIN)
     with pytest.raises(InputError, match="--margin"):
         fit_confirmed(LORA, A100, PLAIN, margin=1.5)
+    with pytest.raises(InputError, match="the inputs of 100,000,000 rows of 2,048 tokens alone are larger"):
+        simulations_on([A100], print).simulated(tiny(micro_batch_size=10**8, seq_len=2048))
 
 
 def test_the_document_says_what_was_seen() -> None:

@@ -8,6 +8,7 @@ from harness.architecture.model_shape import ModelShape
 from harness.hardware.hardware import find_hardware
 from harness.napkin import Memory, derive_terms, estimate, predict
 from harness.recipe import Recipe, load_recipe
+from harness.simulate import simulate
 from tests.support.long import but_for
 from tests.support.napkin_oracle import CONFIGS, napkin, recipe_for, saved_bytes
 from tests.support.places import ROOT
@@ -91,6 +92,13 @@ def test_autograd_saves_about_as_much(tmp_path, family, adapter):
     targets = {"lora_targets": ("q_proj", "v_proj")} if family == "mixtral" and adapter == "lora" else {}
     recipe = recipe_for(tmp_path, family, attention="eager", adapter=adapter, **targets)
     assert kept(napkin(recipe)) == pytest.approx(saved_bytes(recipe), rel=WITHIN.get(family, 0.08))
+
+
+@pytest.mark.parametrize("adapter", ["lora", "ia3"])
+def test_a_16_bit_base_is_cast_for_the_autocast_of_the_other_16_bits(adapter: str) -> None:
+    recipe = Recipe(model="llama-3.2-1b", precision="fp16-mixed", adapter=adapter, seq_len=512)
+    whole = simulate(recipe, A100)[0].memory.peak_allocated_bytes
+    assert estimate(recipe, A100).peak.total_bytes == pytest.approx(whole, rel=0.03)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])

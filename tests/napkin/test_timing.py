@@ -12,7 +12,9 @@ from benchmarks.causal_models.tiny import small_config
 from harness.hardware.hardware import find_hardware
 from harness.napkin import estimate, step_time
 from harness.napkin.timing import COMPILED_PASSES
+from harness.recipe import Recipe
 from harness.simulate import simulate
+from harness.step_profile import StepStats
 from tests.support.tiny import tiny
 
 A100 = find_hardware("a100-80gb")
@@ -38,6 +40,26 @@ def test_what_checkpointing_computes_again_ends_where_pytorch_stops(
     assert step.time_s.median is not None
     recomputed = (step.hfu - step.mfu) * step.time_s.median * A100.peak_flops(recipe.compute_dtype)
     assert again == pytest.approx(recomputed, rel=0.015)
+
+
+def mfu(step: StepStats) -> float:
+    assert step.mfu is not None
+    return step.mfu
+
+
+@pytest.mark.parametrize("seq_len", [2048, 8192])
+def test_an_mlp_in_tiles_is_computed_again_as_often_as_in_a_simulation(seq_len: int) -> None:
+    """Tiles lower the peak for time: none of the work of whole MLPs goes, and their products come again."""
+    base = Recipe(model="llama-3.2-1b", kernels="liger", seq_len=seq_len)
+    whole, tiled = (base.model_copy(update={"mlp_tiles": tiles}) for tiles in (1, 4))
+    simulated, by_arithmetic = (
+        [mfu(step(recipe)) for recipe in (whole, tiled)]
+        for step in (
+            lambda recipe: simulate(recipe, A100)[0].step,
+            lambda recipe: step_time(estimate(recipe, A100)).stats,
+        )
+    )
+    assert by_arithmetic[1] / by_arithmetic[0] == pytest.approx(simulated[1] / simulated[0], rel=0.1)
 
 
 def test_passes_over_what_a_compiled_block_keeps_are_those_that_inductor_counts() -> None:

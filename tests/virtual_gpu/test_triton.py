@@ -1,4 +1,4 @@
-"""Kernels that Python launches by Triton, on a virtual GPU: they take the time of the bytes of their tensors."""
+"""Kernels that Python launches by Triton, on a virtual GPU: they take the time of their tensors' bytes."""
 
 import json
 import sys

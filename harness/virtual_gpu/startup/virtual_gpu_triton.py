@@ -1,5 +1,5 @@
-"""Tells the clock (c/clock.c) which tensors a kernel of Triton touches. No operator of PyTorch launches it: here
-each launch of Python's happens within one (harness/kernels/triton_kernels.py)."""
+"""Tells the clock (c/clock.c) which tensors a kernel of Triton touches. No operator of PyTorch launches it:
+here each launch of Python's happens within one (harness/kernels/triton_kernels.py)."""
 
 import threading
 
