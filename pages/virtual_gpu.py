@@ -118,7 +118,7 @@ def _said(row: dict[str, Any]) -> str:
 def compiled(found: dict[str, Any]) -> str:
     """A row for each model, eager against compiled."""
     peaks = "eager, allocated: | compiled: | eager, reserved: | compiled:"
-    head = f"model, layers | {peaks} | kernels: | processor seconds:"
+    head = f"model, layers | {peaks} | eager, at work: | compiled: | kernels: | processor seconds:"
     rows = []
     for row in found["rows"]:
         eager, made = row["eager"], row["compiled"]
@@ -126,7 +126,8 @@ def compiled(found: dict[str, Any]) -> str:
             in_gib(each[f"peak_{what}_bytes"]) for what in ("allocated", "reserved") for each in (eager, made)
         ]
         seconds = f"{eager['processor_s']:.0f}, {made['processor_s']:.0f}"
-        rows.append([f"{row['model']}, {row['layers']}", *peaks, str(made["kernels"]), seconds])
+        work = [f"{each['busy_s'] * 1e3:.1f} ms" for each in (eager, made)]
+        rows.append([f"{row['model']}, {row['layers']}", *peaks, *work, str(made["kernels"]), seconds])
     about = f"`{found['recipe']}` on {found['rows'][0]['gpu']} with `{' '.join(found['changed'])}`"
     return f"{_markdown(head, rows)}\n{about}; {_versions(found['versions'])}.\n"
 

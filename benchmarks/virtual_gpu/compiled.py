@@ -1,4 +1,4 @@
-"""`compile: true` on a virtual GPU: the peaks of four layers of three models, eager and compiled.
+"""`compile: true` on a virtual GPU: peaks and device time of four layers of three models, eager and compiled.
 
     python -m benchmarks.virtual_gpu.compiled [MODEL ...] [--gpu NAME] [--out FILE]
 
@@ -45,9 +45,12 @@ def row(model: str, gpu: str) -> dict[str, Any]:
 
 
 def run(model: Path, gpu: str, compile_it: bool, folder: Path) -> dict[str, Any]:
-    """Peaks in bytes; how many kernels Triton compiled; seconds of processors."""
-    caches = folder / "caches"
+    """Peaks in bytes; seconds that the device is at work in a step; how many kernels Triton compiled; seconds of
+    processors."""
+    caches, times = folder / "caches", folder / "times"
+    times.mkdir(parents=True)
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TRITON_CACHE_DIR": str(caches)}
+    environment["VIRTUAL_GPU_TIMES"] = str(times)
     changes = [f"model={model}", f"compile={str(compile_it).lower()}", *NEEDS.get(model.stem, []), *STEPS]
     command = [sys.executable, "-m", "harness", "run", RECIPE, "--gpu", gpu, "--out", str(folder / "run")]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -56,10 +59,13 @@ def run(model: Path, gpu: str, compile_it: bool, folder: Path) -> dict[str, Any]
     if done.returncode:
         raise InputError(f"{' '.join(changes)}: status {done.returncode}\n{done.stderr[-4000:]}")
     memory = StepProfile.read(folder / "run" / "profile.json").memory
+    (told,) = (json.loads(path.read_text(encoding="utf-8")) for path in times.glob("*-times.json"))
     return {
         "peak_allocated_bytes": memory.peak_allocated_bytes,
         "peak_reserved_bytes": memory.peak_reserved_bytes,
         "first_step_peak_allocated_bytes": memory.first_step_peak_allocated_bytes,
+        "busy_s": told["busy_s"],
+        "unknown_kernels": told["unknown"],
         "kernels": len(list(caches.rglob("*.cubin"))),
         "processor_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
     }

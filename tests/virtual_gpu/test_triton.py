@@ -47,7 +47,8 @@ for _ in range(4):
     step()
 with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
     compiled(x)
-print(json.dumps({row.key: row.device_time_total for row in profiled.key_averages()}))
+held = torch.cuda.memory_allocated()
+print(json.dumps({row.key: row.device_time_total for row in profiled.key_averages()} | {"held": held}))
 """
 
 
@@ -71,7 +72,7 @@ def test_kernels_that_nobody_knows_are_counted(emulate, tmp_path: Path) -> None:
 
 def test_kernels_of_torch_compile_take_the_time_of_their_bytes(emulate, tmp_path: Path) -> None:
     """One kernel in place of three reads half a GiB and writes as much. A profiler hears of it and of nothing
-    that a GPU would not have."""
+    that a GPU would not have, and none of its tensors is held."""
     found, done = operations(emulate, tmp_path, COMPILED)
     (name,) = (name for name in found if name.startswith("triton_"))
     expected = memory(H100, "elementwise", 2 << 29)
@@ -80,3 +81,4 @@ def test_kernels_of_torch_compile_take_the_time_of_their_bytes(emulate, tmp_path
     rows = json.loads(done.stdout.splitlines()[-1])
     assert not [row for row in rows if row.startswith("harness::")]
     assert rows[name] == pytest.approx(expected * 1e6, rel=0.02)
+    assert 1 << 29 <= rows["held"] < (1 << 29) + (1 << 20)  # of all that is large, `x`

@@ -87,6 +87,7 @@ def start():
                 operators[name](touched, kernel)
         finally:
             profilers_hear(True)
+            _thread.launch = None  # it holds the kernel's tensors
         result, _thread.result = _thread.result, None
         following_ns.value += now() - began - _thread.launched_ns  # on a GPU no program spends this
         return result
