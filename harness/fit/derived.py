@@ -47,7 +47,7 @@ class DerivedFormula:
     terms: Terms
     """What is alive at the peak at `point`."""
     dimensions: dict[str, int]
-    """The model's dimensions by letter."""
+    """The model's dimensions, and its heads of attention, by letter."""
     exact: bool
     """Whether the formula explains more simulated sizes than it takes to fit it."""
     name: str = "recipe"
@@ -68,7 +68,7 @@ class DerivedFormula:
 
     def spelled(self, size: Size) -> str:
         """A size in bytes, written with the letters of the model's dimensions."""
-        return in_dimensions(size, self.dimensions)
+        return in_dimensions(size, spelling(self.dimensions, self.piece))
 
     def as_json(self) -> dict[str, Any]:
         """What `harness formula --json` prints, as plain data."""
@@ -93,9 +93,10 @@ class DerivedFormula:
 
     def _lines(self) -> Iterator[str]:
         rows, tokens = self.point
+        scores = any("·N " in self.spelled(term.size) for term in self.terms.terms[:SHOWN])
         yield f"{self.name}: what is allocated at the peak, in {self.terms.phase}"
         yield f"  B = micro_batch_size, here {rows:,}; S = seq_len, here {tokens:,}; " + ", ".join(
-            f"{letter} = {size:,}" for letter, size in self.dimensions.items()
+            f"{letter} = {size:,}" for letter, size in self.dimensions.items() if letter != "N" or scores
         )
         yield ""
         for term in self.terms.terms[:SHOWN]:
@@ -132,7 +133,8 @@ def derive(recipe: Recipe, hardware: Hardware, name: str = "recipe") -> DerivedF
     simulations.keep()
     piece = formula.knowing(point)
     assert piece is not None
-    return DerivedFormula(point, piece, terms_at_peak(piece, point), dimensions(recipe), piece.sure, name)
+    letters = dimensions(recipe) | heads(recipe)
+    return DerivedFormula(point, piece, terms_at_peak(piece, point), letters, piece.sure, name)
 
 
 def _points(point: Point) -> list[Point]:
@@ -164,6 +166,15 @@ def heads(recipe: Recipe) -> dict[str, int]:
     """The number of attention heads of a layer by the letter N; empty where the config has none."""
     found = _heads(decoder_config(read_config(find_config(recipe.model))))
     return {} if found is None else {"N": found}
+
+
+def spelling(letters: dict[str, int], piece: Piece) -> dict[str, int]:
+    """The letters to spell sizes of `piece` with: S too where it was seen at one length, which then is in the
+    coefficients, or else B where it was seen at one micro batch of several rows."""
+    rows, lengths = ({*sizes} for sizes in zip(*piece.points, strict=True))
+    if len(lengths) == 1:
+        return {"S": lengths.pop(), **letters}
+    return {"B": rows.pop(), **letters} if len(rows) == 1 and 1 not in rows else letters
 
 
 def _heads(config: dict[str, Any]) -> int | None:
