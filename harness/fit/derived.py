@@ -186,13 +186,16 @@ SORTS = {"V": "logits", "F": "activations of an MLP", "H": "hidden states"}
 """By letter: what a tensor is that has so many numbers for each token."""
 
 
-def tensor_in_words(recipe: Recipe, size_bytes: int | None) -> str | None:
-    """What a tensor of this many bytes is, where exactly one sort of tensor in the model has them; else None.
+def tensor_in_words(recipe: Recipe, size_bytes: int | None, phase: str) -> str | None:
+    """What a tensor of this many bytes is that `phase` asked for, where exactly one sort of tensor in the
+    model has them; else None. The optimizer asks for tensors like weights, and the backward pass too.
 
     `logits of 4 × 8,192 tokens and 128,256 words in fp32`
     """
     rows, tokens = recipe.rows, recipe.seq_len
     sizes = dimensions(recipe)
+    if phase == "optimizer_step" or (phase == "backward" and size_bytes in _like_weights(recipe, sizes)):
+        return None
     found = [
         f"{sort} of {rows:,} × {tokens:,} tokens and {sizes[letter]:,} "
         f"{'words' if letter == 'V' else 'numbers'} in {'fp32' if number_bytes == 4 else '16 bit'}"
@@ -201,3 +204,12 @@ def tensor_in_words(recipe: Recipe, size_bytes: int | None) -> str | None:
         if letter in sizes and rows * tokens * sizes[letter] * number_bytes == size_bytes
     ]
     return found[0] if len(found) == 1 else None
+
+
+def _like_weights(recipe: Recipe, sizes: dict[str, int]) -> set[int]:
+    """The bytes of trained weights, as which gradients are large and what an optimizer has for them."""
+    if not recipe.trains_base:
+        return set()
+    own = 2 if recipe.precision in ("bf16", "fp16") else 4
+    widths = {own, 1, 4} if recipe.optimizer_in_backward else {own}
+    return {sizes.get("H", 0) * size * width for size in sizes.values() for width in widths}
