@@ -67,7 +67,7 @@ def simulated(
     step = partial(simulate, recipe, hardware, settings, rank=rank)
     profile, memory = step(after=after, advise=advise)
     if profile.oom is not None and profile.oom.phase in PHASES:
-        named = tensor_in_words(recipe, profile.oom.requested_bytes)
+        named = tensor_in_words(recipe, profile.oom.requested_bytes, profile.oom.phase)
         profile.oom.requested_is = named or profile.oom.requested_is
     if after is not None and after.evaluation is not None and profile.evaluation is not None:
         _add_other_ways(profile, profile.evaluation, after.evaluation, step)

@@ -47,7 +47,7 @@ class DerivedFormula:
     terms: Terms
     """What is alive at the peak at `point`."""
     dimensions: dict[str, int]
-    """The model's dimensions by letter."""
+    """The model's dimensions, and its heads of attention, by letter."""
     exact: bool
     """Whether the formula explains more simulated sizes than it takes to fit it."""
     name: str = "recipe"
@@ -68,7 +68,7 @@ class DerivedFormula:
 
     def spelled(self, size: Size) -> str:
         """A size in bytes, written with the letters of the model's dimensions."""
-        return in_dimensions(size, self.dimensions)
+        return in_dimensions(size, spelling(self.dimensions, self.piece))
 
     def as_json(self) -> dict[str, Any]:
         """What `harness formula --json` prints, as plain data."""
@@ -93,9 +93,10 @@ class DerivedFormula:
 
     def _lines(self) -> Iterator[str]:
         rows, tokens = self.point
+        scores = any("·N " in self.spelled(term.size) for term in self.terms.terms[:SHOWN])
         yield f"{self.name}: what is allocated at the peak, in {self.terms.phase}"
         yield f"  B = micro_batch_size, here {rows:,}; S = seq_len, here {tokens:,}; " + ", ".join(
-            f"{letter} = {size:,}" for letter, size in self.dimensions.items()
+            f"{letter} = {size:,}" for letter, size in self.dimensions.items() if letter != "N" or scores
         )
         yield ""
         for term in self.terms.terms[:SHOWN]:
@@ -132,7 +133,8 @@ def derive(recipe: Recipe, hardware: Hardware, name: str = "recipe") -> DerivedF
     simulations.keep()
     piece = formula.knowing(point)
     assert piece is not None
-    return DerivedFormula(point, piece, terms_at_peak(piece, point), dimensions(recipe), piece.sure, name)
+    letters = dimensions(recipe) | heads(recipe)
+    return DerivedFormula(point, piece, terms_at_peak(piece, point), letters, piece.sure, name)
 
 
 def _points(point: Point) -> list[Point]:
@@ -166,6 +168,15 @@ def heads(recipe: Recipe) -> dict[str, int]:
     return {} if found is None else {"N": found}
 
 
+def spelling(letters: dict[str, int], piece: Piece) -> dict[str, int]:
+    """The letters to spell sizes of `piece` with: S too where it was seen at one length, which then is in the
+    coefficients, or else B where it was seen at one micro batch of several rows."""
+    rows, lengths = ({*sizes} for sizes in zip(*piece.points, strict=True))
+    if len(lengths) == 1:
+        return {"S": lengths.pop(), **letters}
+    return {"B": rows.pop(), **letters} if len(rows) == 1 and 1 not in rows else letters
+
+
 def _heads(config: dict[str, Any]) -> int | None:
     found = config.get("num_attention_heads", config.get("n_head"))
     return found if isinstance(found, int) else None
@@ -175,13 +186,16 @@ SORTS = {"V": "logits", "F": "activations of an MLP", "H": "hidden states"}
 """By letter: what a tensor is that has so many numbers for each token."""
 
 
-def tensor_in_words(recipe: Recipe, size_bytes: int | None) -> str | None:
-    """What a tensor of this many bytes is, where exactly one sort of tensor in the model has them; else None.
+def tensor_in_words(recipe: Recipe, size_bytes: int | None, phase: str) -> str | None:
+    """What a tensor of this many bytes is that `phase` asked for, where exactly one sort of tensor in the
+    model has them; else None. The optimizer asks for tensors like weights, and the backward pass too.
 
     `logits of 4 × 8,192 tokens and 128,256 words in fp32`
     """
     rows, tokens = recipe.rows, recipe.seq_len
     sizes = dimensions(recipe)
+    if phase == "optimizer_step" or (phase == "backward" and size_bytes in _like_weights(recipe, sizes)):
+        return None
     found = [
         f"{sort} of {rows:,} × {tokens:,} tokens and {sizes[letter]:,} "
         f"{'words' if letter == 'V' else 'numbers'} in {'fp32' if number_bytes == 4 else '16 bit'}"
@@ -190,3 +204,12 @@ def tensor_in_words(recipe: Recipe, size_bytes: int | None) -> str | None:
         if letter in sizes and rows * tokens * sizes[letter] * number_bytes == size_bytes
     ]
     return found[0] if len(found) == 1 else None
+
+
+def _like_weights(recipe: Recipe, sizes: dict[str, int]) -> set[int]:
+    """The bytes of trained weights, as which gradients are large and what an optimizer has for them."""
+    if not recipe.trains_base:
+        return set()
+    own = 2 if recipe.precision in ("bf16", "fp16") else 4
+    widths = {own, 1, 4} if recipe.optimizer_in_backward else {own}
+    return {sizes.get("H", 0) * size * width for size in sizes.values() for width in widths}

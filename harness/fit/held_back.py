@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from harness.errors import InputError
 from harness.fit.changes import changed, overrides
-from harness.fit.derived import MEANINGS, dimensions, heads
+from harness.fit.derived import MEANINGS, dimensions, heads, spelling
 from harness.fit.exact import fits_at_least
 from harness.fit.simulations import Simulations
 from harness.formula import Factors, Point, Size, Sum, Term, in_dimensions, point_of, terms_at_peak
@@ -62,9 +62,7 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     sizes: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     owners: dict[str, set[str]] = {}
-    letters = dimensions(recipe)
-    if len({tokens for _, tokens in piece.points}) == 1:  # seen at one length, which is in the coefficients
-        letters = {"S": point.seq_len, **letters} | heads(recipe)
+    letters = spelling(dimensions(recipe) | heads(recipe), piece)
     terms = [term for term in found.terms if term.category in GROWING]
     growing = [term for term in terms if _grows(term.size)]
     if sum(term.rounded_bytes for term in growing) < TELLING * found.total_bytes:
@@ -87,7 +85,7 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     what = "logits, their copies and gradients" if logits else " and ".join(sorted(owners[size]))
     count = f"{counts[size]} × " if counts[size] > 1 else ""
     share = size_bytes / found.total_bytes
-    used = [name for name in letters if name in size.replace("·", " ").split() and name != "S"]
+    used = [name for name in letters if name in size.replace("·", " ").split() and name not in ("B", "S")]
     meant = [f"{name} = {letters[name]:,} {MEANINGS[name[0]]}{_each(name)}" for name in used]
     grows = bool(growing) or bool({"B", "S"} & {*size.partition(" ")[0].split("·")})
     if grows:

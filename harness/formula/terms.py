@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import combinations_with_replacement
 from math import prod
 
-from harness.formula.expression import Point, Sum
+from harness.formula.expression import Factors, Point, Sum
 from harness.formula.outcome import ROUNDED_TO
 from harness.formula.piece import Piece, Size
 from harness.formula.request_log import DIED, Label
@@ -91,33 +91,55 @@ def _grouped(piece: Piece, point: Point, alive: set[int]) -> list[Term]:
 def in_dimensions(size: Size, names: Mapping[str, int]) -> str:
     """A size in words of the model: 8192·B·S becomes B·S·H × 2 B, if the hidden size H is 4096.
 
-    The coefficient is written as a product of at most two of the dimensions in `names` and the bytes of an
-    element, where there is such a product. Of several products, dimensions that `names` has first win.
-    `names` may have S, where the formula holds for one sequence length alone. Then a size that grows with the
-    batch is taken to hold tokens: one factor S is likelier than two, and three factors are allowed with the
-    heads N (attention scores: B·S·S·N × 4 B)."""
+    The coefficient is written as a product of dimensions in `names` and the bytes of an element, where there
+    is such a product that a tensor of a step may have. Numbers of 2 or 4 bytes win, then the fewest
+    dimensions, then those that `names` has first. `names` may have the heads N, for scores of attention:
+    B·S²·N × 4 B. It may have S or B, where the formula holds for one sequence length or micro batch alone.
+    Then a size that grows with the other is taken to hold tokens: one factor S is likelier than two."""
     if not isinstance(size, Sum) or len(size.terms) != 1:
         return str(size)
     ((coefficient, factors),) = size.terms
     tokens = factors.batch if "S" in names else 0
+    rows = min(1, factors.sequence) if "B" in names else 0
 
     def unlikely(found: tuple[list[str], int]) -> tuple[int, bool]:
         chosen, width = found
-        return abs(chosen.count("S") - tokens), "S" in names and width not in ELEMENT_BYTES[:2]
+        numbers = any(name not in ("B", "S") for name in chosen)  # without them it may be a mask, or tokens
+        sizes = abs(chosen.count("S") - tokens) + abs(chosen.count("B") - rows)
+        return sizes, numbers and width not in ELEMENT_BYTES[:2]
 
-    best = min(_named(coefficient, names), key=unlikely, default=None)
+    best = min(_named(coefficient, factors, names), key=unlikely, default=None)
     if best is None:
         return str(size)
     chosen, width = best
-    product = "·".join([name for name in (str(factors), *chosen) if name])
+    rest = [name for name in chosen if name != "B"]
+    product = "·".join([name for name in ("B" * chosen.count("B"), str(factors), *rest) if name])
     return f"{product} × {width} B" if product else f"{width} B"
 
 
-def _named(coefficient: Fraction, names: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
+def _named(
+    coefficient: Fraction, factors: Factors, names: Mapping[str, int]
+) -> Iterator[tuple[list[str], int]]:
     """Every product of dimensions and element bytes that is `coefficient`, the shortest first."""
     for count in (0, 1, 2, 3):
         for chosen in combinations_with_replacement(names, count):
             for width in ELEMENT_BYTES:
-                scores = count < 3 or (chosen.count("S") == 2 and "N" in chosen)
-                if scores and prod(names[name] for name in chosen) * width == coefficient:
+                size = prod(names[name] for name in chosen) * width
+                if size == coefficient and _may_be(factors, chosen, width):
                     yield list(chosen), width
+
+
+def _may_be(factors: Factors, chosen: tuple[str, ...], width: int) -> bool:
+    """Whether a tensor of a step may have these dimensions: scores and masks of attention S², and the scores
+    the heads N; other tokens one dimension; a weight two, of which one may be an adapter's rank R."""
+    lengths = factors.sequence + chosen.count("S")
+    others = [name for name in chosen if name not in ("B", "S")]
+    if factors.batch + chosen.count("B") > 1:
+        return False
+    if lengths == 2:
+        return others in ([], ["N"])
+    if lengths > 2 or "N" in others or ("R" in others and width == 8):
+        return False
+    if lengths or factors.batch or "B" in chosen:
+        return len(others) < 2
+    return len(others) < 3 and others not in (["R"], ["R", "R"])

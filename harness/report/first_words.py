@@ -11,11 +11,13 @@ from harness.report.groups import BEFORE
 from harness.report.history import History
 from harness.report.run import ReportRun
 from harness.snapshot import oom_in_words, remedy
-from harness.step_profile import StepProfile, between_steps_in_words, ranks_in_words, verdict
+from harness.step_profile import Allocation, StepProfile, between_steps_in_words, ranks_in_words, verdict
 from harness.units import in_gib, round_up
 
 MOST_CHANGES = 3
 """The most changes that the sentences propose."""
+MOST_NOT_SPLIT = 2**20
+"""The most bytes beyond a request that the allocator leaves in its block."""
 
 
 def first_words(run: ReportRun) -> list[str]:
@@ -98,10 +100,9 @@ def _logits(profile: StepProfile, shape: ModelShape) -> list[str]:
     if not peak:
         return []
     rows, tokens = recipe.rows, recipe.seq_len
-    # with or without the last token, which predicts nothing; two or four bytes a value; in blocks of 512
-    exact = {rows * (tokens - cut) * shape.vocab * width for cut in (0, 1) for width in (2, 4)}
-    sizes = exact | {round_up(size, 512) for size in exact}
-    found = [a.size_bytes for a in profile.top if a.size_bytes in sizes and a.category != "parameters"]
+    # with or without the last token, which predicts nothing; two or four bytes a value
+    exact = [rows * (tokens - cut) * shape.vocab * width for cut in (0, 1) for width in (2, 4)]
+    found = [a.size_bytes for a in profile.top if _of_the_model(a) and any(_is(a, size) for size in exact)]
     if not found:
         return []
     what = f"{len(found)} tensors" if len(found) > 1 else "One tensor"
@@ -110,3 +111,16 @@ def _logits(profile: StepProfile, shape: ModelShape) -> list[str]:
         f"them, or their gradient) {'are' if len(found) > 1 else 'is'} {sum(found) / peak:.0%} of the peak."
     )
     return [sentence]
+
+
+def _of_the_model(allocation: Allocation) -> bool:
+    """Whether the forward or backward pass made it, for a time: no weight, and nothing like one."""
+    in_optimizer = allocation.phase == "optimizer_step" or any("/optim/" in line for line in allocation.stack)
+    return allocation.category in ("activations", "temporaries") and not in_optimizer
+
+
+def _is(allocation: Allocation, size_bytes: int) -> bool:
+    """Whether the block may be that of a tensor of so many bytes: the allocator rounds up, and does not split
+    off a rest of up to MOST_NOT_SPLIT."""
+    most = round_up(size_bytes, 512) + min(MOST_NOT_SPLIT, size_bytes // 8)
+    return size_bytes <= allocation.size_bytes <= most

@@ -1,6 +1,7 @@
 """What is said when the memory ran out."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -204,12 +205,33 @@ def test_one_paragraph_says_where_what_and_how_much():
 def test_what_was_asked_for_is_named_by_its_size(numbers: int, each: int, said: str) -> None:
     """Rows times tokens times the vocabulary or the hidden size of Llama-3.1-8B's config, by hand."""
     recipe = Recipe(model="llama-3.1-8b", micro_batch_size=2, seq_len=1024)
-    found = tensor_in_words(recipe, 2 * 1024 * numbers * each)
+    found = tensor_in_words(recipe, 2 * 1024 * numbers * each, "forward")
     assert (found or "").startswith(said)
     assert bool(found) == bool(said)
 
 
 def test_of_pairs_both_texts_have_logits() -> None:
     recipe = Recipe(model="llama-3.1-8b", task="orpo", micro_batch_size=2, seq_len=1024)
-    found = tensor_in_words(recipe, 4 * 1024 * 128256 * 2)
+    found = tensor_in_words(recipe, 4 * 1024 * 128256 * 2, "forward")
     assert found == "logits of 4 × 1,024 tokens and 128,256 words in 16 bit"
+
+
+@pytest.mark.parametrize(
+    ("fields", "numbers", "each", "named"),
+    [
+        ({}, 8192, 2, {"forward"}),  # an MLP's weight is as large
+        ({}, 128256, 4, {"forward", "backward"}),  # in bf16 no weight has 4 bytes a number
+        ({"precision": "bf16-mixed"}, 128256, 4, {"forward"}),
+        ({"optimizer_in_backward": True}, 8192, 4, {"forward"}),
+        ({"adapter": "lora"}, 8192, 2, {"forward", "backward"}),  # the MLP's weight gets no gradient
+        ({"seq_len": 1024}, 8192, 2, {"forward", "backward"}),
+    ],
+)
+def test_nothing_like_a_weight_is_named_where_it_may_be_a_gradient_or_optimizer_state(
+    fields: dict[str, Any], numbers: int, each: int, named: set[str]
+) -> None:
+    """Llama-3.2-1B's hidden size is 2,048, as many as the tokens of a row."""
+    recipe = check_recipe({"model": "llama-3.2-1b", "seq_len": 2048, **fields}, "test")
+    size_bytes = recipe.seq_len * numbers * each
+    phases = ("forward", "backward", "optimizer_step")
+    assert {phase for phase in phases if tensor_in_words(recipe, size_bytes, phase)} == named

@@ -258,6 +258,17 @@ def test_a_step_seen_at_one_size_is_spelled_in_the_dimensions_of_the_model() -> 
     assert found.in_words.startswith("what grows most: ")  # what is spelled with B grows with it
 
 
+def test_scores_of_attention_have_heads_and_no_rank() -> None:
+    """By hand: 4 heads, scores in fp32; 2 rows and heads of 8 bytes would be as many."""
+    recipe = tiny(attention="eager", adapter="lora", lora_rank=2, micro_batch_size=2, seq_len=1024)
+    simulations = Simulations(A100)
+    for tokens in (1024, 2048):
+        simulations.simulated(recipe.model_copy(update={"seq_len": tokens}))
+    found = held_back(recipe, simulations)
+    assert found is not None
+    assert re.search(r"\d+ × B·S²·N × 4 B = .*, N = 4 heads of attention$", found.sentence)
+
+
 def test_pairs_are_called_so() -> None:
     recipe, simulations = tiny(task="reward", micro_batch_size=2, seq_len=96), Simulations(A100)
     simulations.simulated(recipe)

@@ -223,11 +223,52 @@ def test_a_size_of_one_length_has_the_factors_that_tensors_of_a_step_have() -> N
     assert spelled(2048 * 8192 * 2, 0) == "H·F × 2 B"  # a weight: no tokens without a batch
 
 
+LLAMA_1B = {"H": 2048, "F": 8192, "V": 128256, "K": 512}
+LLAMA_8B = {"H": 4096, "F": 14336, "V": 128256, "K": 1024}
+"""Of the models' configs. Both have 32 heads."""
+
+
+@pytest.mark.parametrize(
+    ("names", "rank", "numbers", "factors", "said"),
+    [
+        (LLAMA_8B, 16, 32 * 4, (1, 2), "B·S²·N × 4 B"),  # scores, as wide as R × 8 B
+        (LLAMA_1B, 8, 32 * 4, (0, 2), "S²·N × 4 B"),  # as wide as R·R × 2 B
+        (LLAMA_1B, 8, 32 * 2, (0, 2), "S²·N × 2 B"),  # as wide as R × 8 B
+        (LLAMA_1B, 32, 32 * 2, (0, 2), "S²·N × 2 B"),
+        (LLAMA_1B, 8, 8192 * 2, (1, 1), "B·S·F × 2 B"),  # the MLP, as wide as H × 8 B
+        (LLAMA_1B, 8, 2048 * 8192 * 2, (), "H·F × 2 B"),  # its weight, as large as H·H × 8 B
+        (LLAMA_1B, 8, 2048 * 2, (1, 1), "B·S·H × 2 B"),
+        (LLAMA_1B, 32, 32 * 2, (1, 1), "B·S·R × 2 B"),  # what the adapter's first half makes
+        (LLAMA_8B, 16, 14336 * 16 * 4, (), "F·R × 4 B"),
+        (LLAMA_8B, 2, 8, (1, 1), "B·S × 8 B"),  # tokens
+        (LLAMA_8B, 2, 2, (1, 2), "B·S² × 2 B"),  # a mask
+    ],
+)
+def test_numbers_have_two_or_four_bytes_and_scores_have_heads(
+    names: dict[str, int], rank: int, numbers: int, factors: tuple[int, ...], said: str
+) -> None:
+    size = Sum(((Fraction(numbers), Factors(*factors)),))
+    assert in_dimensions(size, {**names, "R": rank, "N": 32}) == said
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sequence", "said"),
+    [(2 * 128256 * 4, 1, "B·S·V × 4 B"), (2 * 32 * 4, 2, "B·S²·N × 4 B"), (8192 * 2048 * 2, 0, "H·F × 2 B")],
+)
+def test_a_size_of_one_micro_batch_of_two_rows_has_them(numbers: int, sequence: int, said: str) -> None:
+    size = Sum(((Fraction(numbers), Factors(0, sequence)),))
+    assert in_dimensions(size, {"B": 2, **LLAMA_1B, "N": 32}) == said
+
+
 def test_the_command_says_where_it_holds(call: Call, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(recipe_yaml(RECIPES["lora"]))
     text = call("formula", "tiny.yaml", "micro_batch_size=4", "seq_len=64")[1]
     assert "what is allocated at the peak" in text
     assert "Exact for B from 4 to 16 and S from 64 to 256 in steps of 64" in text
+    assert "N = " not in text  # nothing at the peak has heads
+    scores = call("formula", "tiny.yaml", "attention=eager", "gradient_checkpointing=false", "seq_len=64")[1]
+    assert "S²·N × 4 B" in scores
+    assert ", N = 4\n" in scores
     document = json.loads(call("formula", "tiny.yaml", "--json")[1])
     assert document["exact"]
     total = sum(term["rounded_bytes"] for term in document["terms"])

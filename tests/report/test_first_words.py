@@ -25,7 +25,11 @@ def llama() -> StepProfile:
         Allocation(size_bytes=logits, category="activations"),
         Allocation(size_bytes=logits // 2, category="temporaries"),  # in bf16
         Allocation(size_bytes=logits, category="parameters"),  # as large by chance
-        Allocation(size_bytes=logits + 4096, category="activations"),
+        Allocation(size_bytes=logits, category="optimizer_state"),
+        Allocation(size_bytes=logits, category="gradients"),
+        Allocation(size_bytes=logits, category="temporaries", phase="optimizer_step"),
+        Allocation(size_bytes=logits, category="temporaries", stack=["torch/optim/adam.py:790 adam"]),
+        Allocation(size_bytes=logits + 2 * 2**20, category="activations"),
     ]
     return profile
 
@@ -44,6 +48,18 @@ def test_the_sentences_say_what_the_profile_holds() -> None:
     assert words[3].startswith("2 tensors the size of the logits (2,048 tokens × 128,256 words")
     assert words[3].endswith(f"are {share:.0%} of the peak.")
     assert words[4] == "These changes would save most, by arithmetic: a; b; c."
+
+
+@pytest.mark.parametrize(
+    ("more_bytes", "said"),
+    [(-128_256 * 4 - 512, False), (0, True), (4096, True), (2**20, True), (2**20 + 512, False)],
+)
+def test_a_block_may_have_a_rest_that_the_allocator_does_not_split_off(more_bytes: int, said: bool) -> None:
+    """Of at most 1 MiB: kSmallSize in c10/cuda/CUDACachingAllocator.h."""
+    profile = llama()
+    profile.top = [Allocation(size_bytes=2048 * 128_256 * 4 + more_bytes, category="activations")]
+    words = first_words(ReportRun("r", profile, shape=load_shape("llama-3.1-8b")))
+    assert any("the size of the logits" in sentence for sentence in words) is said
 
 
 def test_what_is_not_known_is_not_said() -> None:
