@@ -45,8 +45,8 @@ def row(model: str, gpu: str) -> dict[str, Any]:
 
 
 def run(model: Path, gpu: str, compile_it: bool, folder: Path) -> dict[str, Any]:
-    """Peaks in bytes; seconds that the device is at work in a step; how many kernels Triton compiled; seconds of
-    processors."""
+    """Peaks in bytes; seconds that the device is at work in a step; how many kernels Triton compiled; seconds
+    of processors."""
     caches, times = folder / "caches", folder / "times"
     times.mkdir(parents=True)
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TRITON_CACHE_DIR": str(caches)}

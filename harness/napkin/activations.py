@@ -54,6 +54,7 @@ class Activations:
         self.recomputes, self.compiled = recipe.gradient_checkpointing, recipe.compile
         self.by_liger, self.in_chunks = recipe.by_liger, recipe.fused_loss or recipe.chunked_loss
         self.asked, self.keeps_products = recipe.attention, recipe.selective_checkpointing
+        self.tiles = recipe.mlp_tiles
         self.compute = SIZES[recipe.compute_dtype]  # bytes of an element that a matrix product reads
         self.stream = self.compute if recipe.fsdp and recipe.mixed else SIZES[built.loose_dtype]
         """Bytes of an element of the residual stream. FSDP2's mixed precision gathers weights in 16 bit."""
@@ -295,7 +296,7 @@ class Activations:
             widest = [(self.made + (4 if wide else self.made)) * d("B·S·I") * (block.feed == "dense")]
         if self.tiled(block):  # what a part keeps for its own backward, beside the whole input's gradient
             kept = widest[0] + self.kept_by_tiles(block)
-            widest = [kept // self.recipe.mlp_tiles + self.stream * d("B·S·H")]
+            widest = [kept // self.tiles + self.stream * d("B·S·H")]
         if not block.attends:
             widest.append(8 * d("B·S·Z·Q") if block.mixer == "scan" else 16 * d("B·S·Z"))
         elif self.kernel == "fused":  # the gradient of q is summed up in fp32

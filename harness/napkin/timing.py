@@ -81,15 +81,15 @@ class _Works:
     @cached_property
     def of_tiles(self) -> list[Work]:
         """What backward computes again of MLPs that are computed part by part."""
-        works, recipe = list[Work](), self.recipe
-        sums = 3 * (recipe.mlp_tiles - 1) * SIZES[self.built.loose_dtype] * recipe.trains_base  # of gradients
+        works, tiles = list[Work](), self.acts.tiles
+        sums = 3 * (tiles - 1) * SIZES[self.built.loose_dtype] * self.recipe.trains_base  # of gradients
         for block in filter(self.acts.tiled, self.built.shape.blocks):
             moved = PASSES * self.acts.kept_by_tiles(block)
             for matrix in matrices_of(self.built.shape, block):
                 if matrix.role in ("up", "down"):
                     works += self._products(matrix, block.count, backward=True)
                     moved += sums * matrix.elements
-            works.append(Work(0, moved, OPERATORS * recipe.mlp_tiles).times(block.count * self.micro))
+            works.append(Work(0, moved, OPERATORS * tiles).times(block.count * self.micro))
         return works
 
     def _sent_bytes(self) -> tuple[float, float]:
