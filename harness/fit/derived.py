@@ -207,9 +207,8 @@ def tensor_in_words(recipe: Recipe, size_bytes: int | None, phase: str) -> str |
 
 
 def _like_weights(recipe: Recipe, sizes: dict[str, int]) -> set[int]:
-    """The bytes of trained weights, as which gradients are large and what an optimizer has for them."""
+    """The bytes of trained weights: their gradients have as many, and what an optimizer keeps of them."""
     if not recipe.trains_base:
         return set()
-    own = 2 if recipe.precision in ("bf16", "fp16") else 4
-    widths = {own, 1, 4} if recipe.optimizer_in_backward else {own}
-    return {sizes.get("H", 0) * size * width for size in sizes.values() for width in widths}
+    width = 4 if recipe.mixed or recipe.compute_dtype == "fp32" else 2
+    return {sizes.get("H", 0) * size * width for size in sizes.values()}

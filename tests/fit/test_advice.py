@@ -222,7 +222,6 @@ def test_of_pairs_both_texts_have_logits() -> None:
         ({}, 8192, 2, {"forward"}),  # an MLP's weight is as large
         ({}, 128256, 4, {"forward", "backward"}),  # in bf16 no weight has 4 bytes a number
         ({"precision": "bf16-mixed"}, 128256, 4, {"forward"}),
-        ({"optimizer_in_backward": True}, 8192, 4, {"forward"}),
         ({"adapter": "lora"}, 8192, 2, {"forward", "backward"}),  # the MLP's weight gets no gradient
         ({"seq_len": 1024}, 8192, 2, {"forward", "backward"}),
     ],
