@@ -252,7 +252,8 @@ class Watch final : public c10::OperatorKernel {
       write_list(text, inputs);
       found->inputs = text.str();
       std::string description = name + '.' + overload + (again ? " again " : " ") + found->inputs;
-      bool is_triton = name.starts_with("harness::");  // kernels/triton_kernels.py: its kernel has a name of its own
+      // kernels/triton_kernels.py: its kernel has a name of its own
+      bool is_triton = name.starts_with("harness::") && name.ends_with("triton_kernel");
       found->what = virtual_gpu_operation((is_triton ? inputs.back().toStringRef() : name).c_str(), description.c_str());
       found->what->is_repeated = again;
       found->hash = hash;
