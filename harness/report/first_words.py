@@ -4,6 +4,7 @@ torch.
 
 from pydantic import ValidationError
 
+from harness.allocator import kSmallSize
 from harness.architecture import ModelShape
 from harness.recipe import Recipe
 from harness.report.at_peak import kinds
@@ -16,8 +17,6 @@ from harness.units import in_gib, round_up
 
 MOST_CHANGES = 3
 """The most changes that the sentences propose."""
-MOST_NOT_SPLIT = 2**20
-"""The most bytes beyond a request that the allocator leaves in its block."""
 
 
 def first_words(run: ReportRun) -> list[str]:
@@ -121,6 +120,6 @@ def _of_the_model(allocation: Allocation) -> bool:
 
 def _is(allocation: Allocation, size_bytes: int) -> bool:
     """Whether the block may be that of a tensor of so many bytes: the allocator rounds up, and does not split
-    off a rest of up to MOST_NOT_SPLIT."""
-    most = round_up(size_bytes, 512) + min(MOST_NOT_SPLIT, size_bytes // 8)
+    off a rest of up to kSmallSize."""
+    most = round_up(size_bytes, 512) + min(kSmallSize, size_bytes // 8)
     return size_bytes <= allocation.size_bytes <= most
