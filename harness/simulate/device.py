@@ -69,13 +69,13 @@ class SimulatedDevice(StorageTracker):
             with self.calls.counting():
                 yield
         finally:
-            self._tell_of_calls()
+            self._tell_of_calls(None)
 
-    def _tell_of_calls(self) -> None:
-        if self.calls.number:  # there are none between most operators of backward
+    def _tell_of_calls(self, operator: Any) -> None:
+        """Tell the clocks of what was called from the operator before to this one."""
+        if number := self.calls.until(operator):  # there are none between most operators of backward
             for clock in self.clocks:
-                clock.host_called(self.calls.number)
-            self.calls.number = 0
+                clock.host_called(number)
 
     def unwrapped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.unwrapped. Lists of divided weights are lists of this rank's parts."""
@@ -115,7 +115,7 @@ class SimulatedDevice(StorageTracker):
 
     def _take_time(self, call: Call, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Let each clock take the time of one operator, whose results are allocated."""
-        self._tell_of_calls()
+        self._tell_of_calls(func)
         if call.cost is None:
             script = call.script or ()
             call.cost = [clock.cost(func, args, kwargs, out, script) for clock in self.clocks]

@@ -20,6 +20,8 @@ simulation; those of dispatch modes; and those without a file, as dataclasses ma
 another the first time that DTensor looks into its cache."""
 _BY_CHANCE = "__eq__", "_check_equals"
 """The names of functions that are not counted either: addresses decide how often DTensor's caches compare."""
+_ALIKE = 32
+"""After how many operators that came before in the same order the Python that follows is the same again."""
 _TOOL = 4
 """A number for sys.monitoring that debuggers, profilers and measures of coverage leave free."""
 
@@ -36,6 +38,10 @@ class PythonCalls:
         """How many were counted since somebody set this to 0."""
         self._pauses = 0
         """How many there are, one within the other."""
+        self._before = (0,) * _ALIKE
+        """The addresses of the last operators, the latest last."""
+        self._counted: dict[tuple[int, ...], tuple[int, int]] = {}
+        """By what came before: how many calls followed, and how many times in a row."""
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -81,6 +87,11 @@ class PythonCalls:
             if not self._pauses and threading.get_ident() == self._thread:
                 self.number += 1
 
+        def until(self, _: object) -> int:
+            """How many calls the program made from the operator before to this one."""
+            number, self.number = self.number, 0
+            return number
+
         def pause(self) -> None:
             """Count nothing until `resume`: what follows is not the program's."""
             self._pauses += 1  # looking at it takes less than to have nothing called
@@ -92,10 +103,14 @@ class PythonCalls:
     else:
         _profile: Any = None
         """What Python calls for every call of a function; None while no calls are counted."""
+        _known = False
+        """Whether what follows is known, so that it need not be counted: with a profile function, all of the
+        interpreter's instructions take twice as long."""
 
         def _begin(self) -> bool:
             if sys.getprofile() is not None:
                 return False
+            self._before, self._known = (0,) * _ALIKE, False
             known: dict[int, tuple[CodeType, bool]] = {}  # by id: a code's hash is slow
 
             def called(frame: FrameType, event: str, _: Any) -> None:
@@ -113,14 +128,29 @@ class PythonCalls:
             self._profile = None
             sys.setprofile(None)
 
+        def until(self, operator: object) -> int:
+            """How many calls the program made from the operator before to this one.
+
+            After `_ALIKE` operators in the same order, what was counted twice in a row is believed: layers are
+            alike. Call it while paused."""
+            number, times = self._counted.get(self._before, (self.number, 0))
+            if not self._known:
+                times = times + 1 if number == self.number else 1
+                number = self.number
+                self._counted[self._before] = number, times
+            self._before = *self._before[1:], id(operator)
+            self._known = self._counted.get(self._before, (0, 0))[1] > 1
+            self.number = 0
+            return number
+
         def pause(self) -> None:
             """Count nothing until `resume`: what follows is not the program's."""
-            if self._pauses == 0 and self._profile is not None:
+            if self._pauses == 0 and self._profile is not None and not self._known:
                 sys.setprofile(None)
             self._pauses += 1
 
         def resume(self) -> None:
             """Count again, if no other pause goes on."""
             self._pauses -= 1
-            if self._pauses == 0 and self._profile is not None:
+            if self._pauses == 0 and self._profile is not None and not self._known:
                 sys.setprofile(self._profile)

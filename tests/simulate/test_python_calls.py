@@ -81,6 +81,29 @@ def test_nothing_is_counted_while_paused_nor_afterwards() -> None:
     assert calls.number == ended
 
 
+def test_what_follows_a_layer_s_operators_is_counted_in_the_first_layers_and_believed_in_the_others() -> None:
+    calls, counted, watched = PythonCalls(), [], []
+    names = [f"operator {n}" for n in range(50)]
+    with calls.counting():
+        for layer in range(8):
+            for n, operator in enumerate(names):
+                for _ in range(
+                    n % 3 + 10 * (layer == 7)
+                ):  # the last layer does more, which only counting sees
+                    called()
+                watched.append(sys.version_info >= (3, 12) or sys.getprofile() is not None)
+                calls.pause()
+                counted.append(calls.until(operator))
+                calls.resume()
+        called()
+    a_layer = [n % 3 for n in range(50)]
+    assert counted[1 : 7 * 50] == (7 * a_layer)[1:]  # before the very first there is the context's own
+    of_the_last = [n if sys.version_info < (3, 12) else n + 10 for n in a_layer]
+    assert counted[7 * 50 :] == of_the_last
+    assert all(watched[:100])
+    assert sys.version_info >= (3, 12) or not any(watched[200:])
+
+
 def test_a_profiler_of_the_program_keeps_its_own() -> None:
     calls, seen = PythonCalls(), []
     with (
