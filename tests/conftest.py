@@ -43,6 +43,7 @@ LONG = (
     "tests/benchmarks/test_gpu_tasks.py::test_one_broken_part",  # processes that import torch
     "tests/benchmarks/test_gpu_tasks.py::test_without_a_gpu",
     "tests/benchmarks/test_questions.py",  # what the guide's commands print, each command again
+    "tests/benchmarks/test_window.py::test_what_pytest_said",  # a suite of its own
     "tests/browser",  # a browser
     "tests/formula/test_shipped.py::test_it_says_what_a_simulation_says",  # a simulation of each recipe
     "tests/parallel/test_equality.py",  # trains on ranks
@@ -56,11 +57,17 @@ LONG = (
     "tests/watching/test_watch.py",  # programs
     "tests/watching/test_largest.py::test_a_program",  # programs, again and again
     "tests/watching/test_largest.py::test_none_fits",
+    "tests/watching/test_largest.py::test_the_peak_of",
     "tests/training/toggles/test_loss.py",  # Triton's interpreter
     "tests/measure/test_measured_run.py::test_the_command_in_trouble",  # processes
     "tests/benchmarks/test_cards.py::test_a_simulation_says_so_today",  # a simulation of each
     "tests/fit/test_advice.py::test_a_saving_is",  # full size
     "tests/fit/test_confirmed.py::test_a_full_size_recipe",
+    "tests/fit/test_confirmed.py::test_any_family",  # a whole search each, of what others hold in part
+    "tests/fit/test_confirmed.py::test_it_says_what_holds_it_back",
+    "tests/fit/test_device_choice.py::test_a_recipe_is_not_changed",
+    "tests/fit/test_lengths.py::test_pairs_are_padded",
+    "tests/fit/test_too_tight.py::test_a_change_with_expandable",
     "tests/project/test_readme.py::test_the_cover",  # full size
     "tests/serve/test_asking.py::test_a_simulation",  # a server's worker
     "tests/serve/test_asking.py::test_a_w",
@@ -71,25 +78,13 @@ LONG = (
     "tests/serve/test_serve_many.py",  # thousands of runs and requests
 )
 """What `make test` leaves to `make test-long`: beginnings of names. PART=1/4 takes every fourth."""
-VIRTUAL_GPU = (
-    "tests/virtual_gpu/test_evaluation.py",
-    "tests/virtual_gpu/test_programs.py",
-    "tests/virtual_gpu/test_emulate.py",
-    "tests/virtual_gpu/test_weights.py",
-    "tests/virtual_gpu/test_recordings.py",
-    "tests/virtual_gpu/test_watched.py",
-    "tests/virtual_gpu/test_tasks.py",
-    "tests/virtual_gpu/test_pools.py",
-)
-"""Of `make virtual-gpu`, those that take the most of its time."""
 MANY = (
     "tests/benchmarks/test_cards.py::test_a_simulation_says_so_today",
     "tests/benchmarks/test_questions.py",
     "tests/browser",
-    *VIRTUAL_GPU,
 )
-"""Those that take as long as several others: PART takes every fourth of their tests, and of those that files
-mark themselves (tests/support/long.py)."""
+"""Those that take as long as several others: PART takes every fourth of their tests, as of those that files
+mark themselves (tests/support/long.py), and of all of the virtual GPU's."""
 MARKS_LONG = "tests.support.long"
 """What a file with such tests imports."""
 
@@ -183,13 +178,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     part, parts = map(int, config.option.part.split("/"))
     seen, many = set(), count()
     for item in items[:]:
-        entries = VIRTUAL_GPU if item.get_closest_marker("virtual_gpu") else LONG
-        entry = next((n for n, long in enumerate(entries) if item.nodeid.startswith(long)), None)
-        if item.get_closest_marker("long") or item.nodeid.startswith(MANY):
+        virtual = item.get_closest_marker("virtual_gpu") is not None
+        entry = next((n for n, long in enumerate(LONG) if item.nodeid.startswith(long)), None)
+        if virtual or item.get_closest_marker("long") or item.nodeid.startswith(MANY):
             entry = next(many)
         if entry is not None and entry % parts != part - 1:
             items.remove(item)
-        if entry is not None and entries is LONG:
+        if entry is not None and not virtual:
             item.add_marker(pytest.mark.long)
         slow = item.nodeid.startswith(SLOW) or item.get_closest_marker("long") is not None
         if item.nodeid.startswith(RECORDED) and (called := getattr(item, "callspec", None)):

@@ -41,7 +41,7 @@ OFFLOADED = {"max_grad_norm": 1.0, "offload": ["activations"]}
 
 
 @pytest.mark.parametrize("fields", [{}, pytest.param(OFFLOADED, marks=long)], ids=str)
-@pytest.mark.parametrize("device", ["h100", "v100-32gb"])
+@pytest.mark.parametrize("device", ["h100", pytest.param("v100-32gb", marks=long)])
 def test_memory_and_time_are_those_of_all_layers(tmp_path: Path, device: str, fields: dict[str, Any]) -> None:
     """Kernel by kernel where nothing is known of the L2 cache. On an H100 more of few layers stays in it than
     of all, and the step takes nearly as long."""

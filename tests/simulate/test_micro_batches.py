@@ -28,11 +28,11 @@ def simulated(recipe: Any) -> dict[str, Any]:
     [
         {},
         {"precision": "fp16-mixed", "max_grad_norm": 1.0},
-        {"precision": "bf16", "loss": "fused_linear"},
+        pytest.param({"precision": "bf16", "loss": "fused_linear"}, marks=long),
         pytest.param({"precision": "bf16", "packing": True, "attention": "eager"}, marks=long),
         pytest.param({"precision": "bf16", "offload": ["activations"], **LORA}, marks=long),
         pytest.param({"precision": "bf16", "offload": ["parameters"]}, marks=long),
-        {"precision": "bf16", "quantization": "nf4", **LORA},
+        pytest.param({"precision": "bf16", "quantization": "nf4", **LORA}, marks=long),
         pytest.param({"precision": "bf16", "parallel": "ddp", "dp_replicate": 2}, marks=long),
         {"precision": "bf16-mixed", "parallel": "fsdp", "dp_shard": 4},
         pytest.param(
