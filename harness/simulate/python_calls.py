@@ -131,8 +131,8 @@ class PythonCalls:
         def until(self, operator: object) -> int:
             """How many calls the program made from the operator before to this one.
 
-            After `_ALIKE` operators in the same order, what was counted twice in a row is believed: layers are
-            alike. Call it while paused."""
+            After `_ALIKE` operators in the same order, what was counted twice in a row is believed: layers
+            are alike. Call it while paused."""
             number, times = self._counted.get(self._before, (self.number, 0))
             if not self._known:
                 times = times + 1 if number == self.number else 1
