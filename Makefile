@@ -25,7 +25,7 @@ WINDOW = oldest newest
 
 help:
 	@echo "make run     fine-tune recipes/smoke.yaml here and show where bytes and milliseconds went"
-	@echo "make test    the test suite: no GPU, no network, at most 5 minutes"
+	@echo "make test    the test suite: no GPU, no network, six to nine minutes on two cores"
 	@echo "make test-long  the long tests: killing, full disks, hostile files, a browser, ranks, trackers"
 	@echo "make test-fast  its quick half, in one process: after a change, before the whole suite"
 	@echo "make check   lint, format, types, size of the code"
