@@ -268,7 +268,7 @@ def find_hardware(name: str, prices: dict[str, float] | None = None) -> Hardware
         )
     raise InputError(
         f"hardware: there is no {name} in the table.{_meant(name)} It has {', '.join(hardware_names())}. "
-        "Of any other card, ask with --memory and its size."
+        "`harness simulate`, `fit` and `napkin` ask about any other card by --memory and its size."
     )
 
 

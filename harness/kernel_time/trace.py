@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
+from zlib import MAX_WBITS, decompressobj
+from zlib import error as zlib_error
 
 from harness.errors import InputError
 from harness.hardware import Hardware
@@ -118,10 +120,13 @@ class Adjusted:
 def read_trace(path: Path) -> Trace:
     """The trace in a file that torch.profiler's `export_chrome_trace` wrote. Raises InputError for others."""
     try:
-        document = parse_json(read_whole(path, MAX_TRACE_BYTES), MAX_TRACE_VALUES)
+        content = read_whole(path, MAX_TRACE_BYTES)
+        if content.startswith(b"\x1f\x8b"):  # export_chrome_trace compresses for a name that ends in .gz
+            content = decompressobj(MAX_WBITS | 16).decompress(content, MAX_TRACE_BYTES)
+        document = parse_json(content, MAX_TRACE_VALUES)
     except OSError as error:
         raise InputError(f"--trace {path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, zlib_error) as error:
         raise InputError(f"{path} is no trace: {error}. Name a file of export_chrome_trace.") from None
     events = document.get("traceEvents") if is_object(document) else None
     if not is_array(events):

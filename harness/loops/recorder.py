@@ -222,9 +222,9 @@ class LoopRecorder:
                 # otherwise the program died in a step whose memory is known
                 if complete or (self.steps < self.window.first and not (self._oom and self._followed)):
                     window = f"{self.window.first}-{self.window.last}"
+                    others = f" Give others, e.g. --steps {done}." if done else ""
                     self._warnings.append(
-                        f"the loop ended after {done} steps, and steps {window} were to be recorded. Give "
-                        f"others, e.g. --steps {max(1, done)}."
+                        f"the loop ended after {done} steps, and steps {window} were to be recorded.{others}"
                     )
                 complete = False
             if self._kind == "recorded" and self._oom is None:

@@ -140,6 +140,8 @@ class Questions:
     ) -> dict[str, Any]:
         """The GPUs that can be asked about; with a recipe, which of them fit it, how fast, at what cost."""
         if recipe is None:
+            if overrides or prices or best or tokens is not None:
+                raise InputError("overrides, prices, best and tokens are for a recipe. Give its name.")
             return {
                 "hardware": [
                     {

@@ -5,13 +5,16 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError, InputError, needed
+from pydantic import ValidationError
+
+from harness.errors import HarnessError, InputError, nearest, needed
 from harness.mcp.folders import Folders
 from harness.mcp.questions import Questions
+from harness.recipe import Recipe
 from harness.system import recipes_folder
 
 INSTRUCTIONS = (
@@ -44,11 +47,24 @@ def serve(folders: Sequence[Path]) -> None:
     with needed("mcp", "mcp", "`harness mcp`"):
         from mcp.server.mcpserver import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
+        from mcp.server.mcpserver.tools import Tool
         from mcp_types import ToolAnnotations
     from harness.version import __version__
 
-    server = MCPServer("harness", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")
     one_at_a_time = threading.Lock()
+
+    class Strict(Tool):
+        """A tool that refuses in a sentence what it does not take, and what the SDK would leave out."""
+
+        async def run(self, arguments: dict[str, Any], *others: Any, **options: Any) -> Any:
+            if unknown := _unknown(arguments, self.parameters["properties"]):
+                raise ToolError(unknown)
+            try:
+                return await super().run(arguments, *others, **options)
+            except ToolError as error:
+                if not isinstance(error.__cause__, ValidationError):
+                    raise
+                raise ToolError(_wrong(error.__cause__)) from None
 
     def answering(question: Callable[..., Any]) -> Callable[..., Any]:
         """The question, one at a time, with its errors as those of the protocol."""
@@ -68,10 +84,33 @@ def serve(folders: Sequence[Path]) -> None:
         return answer
 
     reading = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
-    for tool in questions.tools():
-        server.add_tool(answering(tool), annotations=reading)
+    tools: list[Tool] = []
+    for question in questions.tools():
+        tool = Strict.from_function(answering(question), annotations=reading)
+        tool.parameters["additionalProperties"] = False
+        tools.append(tool)
+    server = MCPServer(
+        "harness", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR", tools=tools
+    )
     sys.addaudithook(_no_network)
     server.run("stdio")
+
+
+def _unknown(given: Collection[str], known: Collection[str]) -> str:
+    """What to say of the first argument that is not `known`; empty if all are."""
+    name = next((name for name in given if name not in known), None)
+    if name is None:
+        return ""
+    if name in Recipe.model_fields and "overrides" in known:
+        return f"{name} is a field of the recipe: give it in overrides, {{'{name}': ...}}."
+    return f"there is no argument {name}.{nearest(name, known)} There are {', '.join(known) or 'none'}."
+
+
+def _wrong(error: ValidationError) -> str:
+    """What is said of the first argument of a wrong type, or that is missing."""
+    wrong = error.errors(include_url=False)[0]
+    given = "" if wrong["type"] == "missing" else f"={wrong['input']!r:.80}"
+    return f"{wrong['loc'][0]}{given}: {wrong['msg'][0].lower()}{wrong['msg'][1:]}."
 
 
 def _no_network(event: str, arguments: tuple[Any, ...]) -> None:

@@ -109,7 +109,8 @@ def verdict(profile: StepProfile) -> str:
         uncounted = ", ".join(filter(None, (nccl, ALWAYS)))
         return f"too tight to call in the {room}: {in_gib(spare)} to spare, and not counted: {uncounted}"
     uncounted = f", {nccl} not counted" if nccl and profile.source != "measured" else ""
-    return f"fits in the {room} with {in_gib(spare)} to spare{uncounted}"
+    fits = "fits" if profile.complete else "as far as it came, it fits"
+    return f"{fits} in the {room} with {in_gib(spare)} to spare{uncounted}"
 
 
 def _remedy(profile: StepProfile) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from harness.architecture import MAX_CONFIG_BYTES, config_here
 from harness.errors import InputError
 from harness.hardware import device_names, find_hardware
+from harness.run_folder import FILES
 from harness.step_profile import MAX_FILE_BYTES, MAX_VALUES
 from harness.sweep.cell import Outcome
 from harness.sweep.plan import Cell, Kind, Plan
@@ -116,8 +117,12 @@ def cell_path(folder: Path, key: str) -> Path:
 def sole_sweep_in(folder: Path) -> Generator[None]:
     """Make the folder, and keep other sweeps out of it until the end of the block (or of the process).
 
-    Raises InputError when it cannot be made or another sweep is at work in it.
+    Raises InputError when it cannot be made, holds a run, or another sweep is at work in it.
     """
+    if taken := [name for name in FILES if os.path.lexists(folder / name)]:
+        raise InputError(
+            f"--out {folder}: it holds a {taken[0]}, of a run. Give another folder, or remove it."
+        )
     make_folder(folder / "cells")
     with FolderLock(folder, f"--out {folder}"):
         yield

@@ -22,4 +22,4 @@ from harness.virtual_gpu.device import (
     start_clock,
     where_times_are_from,
 )
-from harness.virtual_gpu.launch import Options, emulate, outside, surroundings
+from harness.virtual_gpu.launch import Options, emulate, not_found, outside, surroundings

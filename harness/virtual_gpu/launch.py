@@ -97,6 +97,13 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
     return virtual
 
 
+def not_found(word: str) -> str:
+    """What to say of a command that is not there: an option that nobody knows is taken for one."""
+    if word.startswith("-"):
+        return f"there is no option {word}: --help lists them. A program follows after --."
+    return f"there is no command {word}. Give a program on PATH, or its path."
+
+
 def emulate(command: Sequence[str], options: Options) -> NoReturn:
     """Replace this process with `command` on virtual GPUs: exit status and signals are the command's.
 
@@ -109,7 +116,7 @@ def emulate(command: Sequence[str], options: Options) -> NoReturn:
     environment = surroundings(options, os.environ)
     program = shutil.which(command[0], path=environment.get("PATH"))
     if program is None:
-        raise InputError(f"there is no command {command[0]}. Give a program on PATH, or its path.")
+        raise InputError(not_found(command[0]))
     if options.out is not None:
         make_folder(options.out)
     environment["VIRTUAL_GPU_MAIN"] = str(os.getpid())  # execve keeps the process number

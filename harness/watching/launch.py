@@ -14,7 +14,7 @@ from typing import Any
 from harness.errors import InputError
 from harness.run_folder import FILES, RANKS, profiles_of_ranks, put_folder_together, without_secrets
 from harness.system import PACKAGE, make_folder
-from harness.virtual_gpu import Options, surroundings
+from harness.virtual_gpu import Options, not_found, surroundings
 
 STARTUP = Path(__file__).parent / "startup"
 """The folder put on PYTHONPATH: its sitecustomize.py waits for a loop in every Python process."""
@@ -53,7 +53,7 @@ def run_watched(
     environment = given if gpus is None else surroundings(gpus, given)
     program = shutil.which(command[0], path=environment.get("PATH"))
     if program is None:
-        raise InputError(f"there is no command {command[0]}. Give a program on PATH, or its path.")
+        raise InputError(not_found(command[0]))
     taken = [name for name in (*FILES, RANKS) if os.path.lexists(out / name)]
     if taken:
         raise InputError(f"--out {out}: it already holds a {taken[0]}. Give another folder, or remove it.")

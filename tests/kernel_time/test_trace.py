@@ -2,6 +2,7 @@
 writes them, here on the CPU; the kernels of a GPU are added, each slower than estimated by a known factor.
 """
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,24 @@ def test_the_command_writes_a_calibration(recorded: dict[str, Any], tmp_path: Pa
     assert "1.250" in out
     written = json.loads((tmp_path / "l40s" / "calibration.json").read_text())
     assert written["product_scale"] == pytest.approx(1.25, rel=1e-3)
-    status, out, _ = call("calibrate", "--trace", path, "--json")
+    compressed = tmp_path / "trace.json.gz"
+    compressed.write_bytes(gzip.compress(path.read_bytes()))
+    status, out, _ = call("calibrate", "--trace", compressed, "--json")
     assert status == 0
     assert json.loads(out)["calibration"]["source"] == f"a trace of {L40S}"
+
+
+def test_a_trace_is_of_the_device_that_it_names_and_a_file_is_no_folder(
+    recorded: dict[str, Any], tmp_path: Path, call: Call
+) -> None:
+    path = with_kernels(recorded, find_hardware("l40s"), tmp_path)
+    status, _, err = call("calibrate", "--trace", path, "--hardware", "h100")
+    assert status == 2
+    assert f"was recorded on {L40S}, which is l40s in the table, not h100" in err
+    assert call("calibrate", "--trace", path, "--hardware", "L40S")[0] == 0
+    status, _, err = call("calibrate", "--trace", path, "--out", path)
+    assert status == 2
+    assert "cannot make the folder: Not a directory" in err
 
 
 def test_a_device_that_the_table_lacks_is_asked_for(

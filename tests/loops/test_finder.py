@@ -60,7 +60,8 @@ def watched(folder: Path, loop: Callable[[], Any], window: Window = Window(3, 5)
         recorder.failed(error)
     finally:
         end()
-    lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
+    log = folder / "run" / "log.jsonl"  # has a line for each step that was finished
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     return Seen(StepProfile.read(folder / "run" / "profile.json"), lines, finder)
 
 
@@ -465,6 +466,17 @@ def test_an_error_in_a_recorded_step(tmp_path: Path) -> None:
     assert profile.oom is None
     assert profile.warnings[0] == "the program ended in step 4, in its phase forward: RuntimeError"
     assert profile.phases["backward"].peak_allocated_bytes
+
+
+def test_an_error_in_the_first_step(tmp_path: Path) -> None:
+    """No other steps would be recorded then."""
+    net, optimizer = trained()
+    profile = watched(tmp_path, lambda: step(net, optimizer, torch.ones(1))).profile
+    assert profile.warnings == [
+        "the program ended in step 1, in its phase forward: RuntimeError",
+        "the loop ended after 0 steps, and steps 3-5 were to be recorded.",
+    ]
+    assert not profile.complete
 
 
 def test_a_loop_that_is_too_short(tmp_path: Path) -> None:

@@ -202,8 +202,16 @@ REFUSED = [
     ("snapshot", {"path": "broken/snapshot.pickle"}, "broken/snapshot.pickle"),
     ("report", {"paths": []}, "at least 1 item"),
     ("report", {"paths": ["a-run"] * 21}, "at most 20 items"),
-    ("napkin", {}, "Field required"),
-    ("napkin", {"recipe": 3}, "valid string"),
+    ("napkin", {}, "recipe: field required."),
+    ("napkin", {"recipe": 3}, "recipe=3: input should be a valid string."),
+    (
+        "napkin",
+        {"recipe": "smoke", "seq_len": 4096},
+        "seq_len is a field of the recipe: give it in overrides",
+    ),
+    ("napkin", {"recipe": "smoke", "hardwear": "l4"}, "no argument hardwear. Did you mean hardware?"),
+    ("recipes", {"all": True}, "there is no argument all."),
+    ("hardware", {"best": True}, "overrides, prices, best and tokens are for a recipe"),
     ("run", {"recipe": "smoke"}, "Unknown tool"),
 ]
 

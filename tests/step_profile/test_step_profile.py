@@ -180,6 +180,8 @@ def test_a_loop_that_is_not_ours_on_several_ranks_has_a_communicator() -> None:
     watched = profile(1)
     watched.recipe = None
     assert verdict(watched).startswith("fits")
+    ended_early = watched.model_copy(update={"complete": False})
+    assert verdict(ended_early).startswith("as far as it came, it fits")
     watched.ranks = RanksReport(world_size=2, peak_rank=0)
     assert verdict(watched).startswith("too tight to call")
 

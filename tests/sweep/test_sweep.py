@@ -228,6 +228,14 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path: Path):
         pass
 
 
+def test_a_run_s_folder_is_no_sweep_s(tmp_path: Path, call: Call):
+    (tmp_path / "profile.json").write_text("{}")
+    status, _, err = call("sweep", "smoke", "micro_batch_size=1,2", "--napkin", "--out", tmp_path)
+    assert status == 2
+    assert "it holds a profile.json, of a run. Give another folder" in err
+    assert not (tmp_path / "cells").exists()
+
+
 def test_the_same_question_has_the_same_folder():
     def folder(*arguments: str, **options: Any) -> Path:
         return default_folder(plan_sweep("smoke", arguments, "napkin", **options))

@@ -202,6 +202,7 @@ def test_another_runtime_is_told_about(emulate, tmp_path: Path) -> None:
 
 def test_a_command_that_is_not_there(emulate) -> None:
     assert "there is no command nonesuch" in emulate("nonesuch", status=2).stderr
+    assert "there is no option --real: --help lists them" in emulate("--real", "true", status=2).stderr
 
 
 def test_a_file_that_is_no_program(emulate, tmp_path: Path) -> None:

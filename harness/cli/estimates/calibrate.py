@@ -10,7 +10,7 @@ import typer
 from harness.cli.arguments import AsJson
 from harness.cli.terminal.lines import tell
 from harness.errors import InputError
-from harness.system import write_whole
+from harness.system import make_folder, write_whole
 
 EXAMPLES = """
 Examples:
@@ -37,7 +37,12 @@ def calibrate(
     from harness.kernel_time import adjust, read_trace
 
     recorded = read_trace(trace)
-    name = hardware or TABLE_NAMES.get(recorded.device or "")
+    recorded_on = TABLE_NAMES.get(recorded.device or "")
+    name = hardware or recorded_on
+    if recorded_on and hardware and hardware.lower() != recorded_on:
+        raise InputError(
+            f"{trace} was recorded on {recorded.device}, which is {recorded_on} in the table, not {hardware}."
+        )
     if name is None:
         named = f"calls its device {recorded.device}" if recorded.device else "does not name its device"
         raise InputError(f"{trace} {named}. Say which of the table it is: --hardware NAME.")
@@ -55,7 +60,7 @@ def calibrate(
             line = f"  {kind.kind:<12}{kind.count:>10,}{kind.scale:>22.3f}"
             tell(line + f"{kind.before:>14.1%}{kind.after:>9.1%}")
     if out is not None:
+        make_folder(out / name)
         path = out / name / "calibration.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(fields, indent=1) + "\n")
         tell(f"\nwritten: {path}", stderr=as_json)

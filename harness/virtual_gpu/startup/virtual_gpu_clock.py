@@ -10,6 +10,7 @@ import os
 import sys
 
 import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 from virtual_gpu_keys import switched
@@ -107,12 +108,15 @@ def _guarded(function):
     function = switched(function, False)  # values of what it computes on shapes are not followed
 
     def call(what, *details):
+        compiler = set_eval_frame(None)  # the program's own, as are modes
         try:
-            with _disable_current_modes(), torch._C.DisableTorchFunction():  # the program's own
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
                 estimate = function(what, *details)
         except Exception as error:
             _say_once(what.contents.name.decode(), error)
             return
+        finally:
+            set_eval_frame(compiler)
         took_ns, its_class = round(estimate.seconds * 1e9), estimate.kernel_class.encode()
         if estimate.accesses:
             held_ns, missed_ns = round(estimate.held_s * 1e9), round(estimate.missed_s * 1e9)

@@ -202,8 +202,9 @@ class Times:
 
 
 def _reports():
-    """Whether this process prints its report: of several ranks, the first does."""
-    return os.environ.get("VIRTUAL_GPU_SUMMARY") == "1" and os.environ.get("RANK") in (None, "0")
+    """Whether this process prints its report: of several ranks, the first does, or the only one that runs."""
+    is_first = os.environ.get("RANK") in (None, "0") or "VIRTUAL_GPU_ALONE" in os.environ
+    return is_first and os.environ.get("VIRTUAL_GPU_SUMMARY") == "1"
 
 
 def _in_short(found, hardware):
