@@ -210,12 +210,17 @@ def test_the_busy_time_is_that_of_the_device_in_use(emulate, tmp_path: Path) -> 
     assert found["busy_s"] >= found["kernels_s"]["product"] > 0
 
 
-def test_the_work_of_a_longer_last_step_is_set_against_its_own_time(emulate, tmp_path: Path) -> None:
-    """A last step with a hundred times the rows was said to do more than the device can."""
+def test_the_work_of_a_step_is_set_against_its_own_time(emulate, tmp_path: Path) -> None:
+    """Time and work are those of the median step, also where the last has a hundred times the rows."""
     longer = TRAINING.replace("range(5):", "range(5):\n    if _ == 4: tokens = tokens.repeat(100)")
-    emulate(code=longer, options=("--out", "out"))
-    (path,) = (tmp_path / "out").glob("*-times.json")
-    assert 0.1 < json.loads(path.read_text(encoding="utf-8"))["mfu"] <= 1
+    did = []
+    for name, code in (("usual", TRAINING), ("longer", longer)):
+        emulate(code=code, options=("--out", name))
+        (path,) = (tmp_path / name).glob("*-times.json")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        did.append(found["hfu"] * found["step_time_s"])
+        assert 0 < found["mfu"] <= found["hfu"] <= 1
+    assert did[1] == pytest.approx(did[0], rel=1e-6)
 
 
 ATTENDING = """

@@ -385,12 +385,14 @@ void virtual_gpu_account(int device, Account* to) {
   *to = accounts[virtual_gpu_slot(device) & 63];
   pthread_mutex_unlock(&lock);
 }
-// A step has ended: the calls of operations since the end of the step before are that step's.
-void virtual_gpu_end_step(void) {
+// A step has ended: the calls of operations since the end of the step before are that step's. Returns their FLOPs.
+double virtual_gpu_end_step(void) {
+  double flops = 0;
   for (int i = 0; i < num_operations; i++) {
     Operation* what = all[i];
     what->step_calls = what->calls - what->calls_before, what->step_ns = what->total_ns - what->ns_before;
-    what->calls_before = what->calls, what->ns_before = what->total_ns;
+    what->calls_before = what->calls, what->ns_before = what->total_ns, flops += what->step_calls * what->flops;
   }
+  return flops;
 }
 const Operation* virtual_gpu_nth_operation(int n) { return n < num_operations ? all[n] : NULL; }

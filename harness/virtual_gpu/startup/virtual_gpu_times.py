@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections import defaultdict
+from itertools import pairwise
 from statistics import median_low
 
 import torch
@@ -62,6 +63,7 @@ _C.virtual_gpu_device_done.restype = _C.virtual_gpu_now.restype = ctypes.c_int64
 _C.virtual_gpu_waited.restype = _C.virtual_gpu_computed.restype = ctypes.c_int64
 _C.virtual_gpu_ease.argtypes = [ctypes.c_double]
 _C.virtual_gpu_ease.restype = None
+_C.virtual_gpu_end_step.restype = ctypes.c_double
 _C.virtual_gpu_most.restype = ctypes.c_uint64
 _C.virtual_gpu_nth_operation.restype = ctypes.POINTER(Operation)
 
@@ -73,7 +75,8 @@ class Times:
         self.hardware, self._power = hardware, power
         _C.virtual_gpu_ease(power.factor)
         self.ends = []
-        """The end of each step: (ns when the device had done all its work, its account, tokens so far)."""
+        """The end of each step: (ns when the device had done all its work, its account, tokens so far, the
+        step's FLOPs)."""
         self._optimizer = None
         self._computed_ns = 0
         self._began_s, self._next_word_s = time.monotonic(), FIRST_WORD_S
@@ -99,8 +102,7 @@ class Times:
             )
             _C.virtual_gpu_ease(self._power.factor)
         self._computed_ns = _C.virtual_gpu_computed()
-        self.ends.append((ended_ns, parts, _tokens()))
-        _C.virtual_gpu_end_step()
+        self.ends.append((ended_ns, parts, _tokens(), _C.virtual_gpu_end_step()))
         ran_s = time.monotonic() - self._began_s
         if ran_s >= self._next_word_s and len(self.ends) > 1 and _reports():
             self._next_word_s = 2 * ran_s
@@ -111,15 +113,13 @@ class Times:
         """The report, as it is written as JSON: of the step with the median time, without the first step,
         which warms up; the operators are the last step's. None for a program of fewer than two steps."""
         steps = [
-            (end - begin, [b - a for a, b in zip(first, second, strict=True)], tokens - tokens_before)
-            for (begin, first, tokens_before), (end, second, tokens) in zip(
-                self.ends, self.ends[1:], strict=False
-            )
+            (end - begin, [b - a for a, b in zip(first, second, strict=True)], tokens - tokens_before, did)
+            for (begin, first, tokens_before, _), (end, second, tokens, did) in pairwise(self.ends)
         ]
         if not steps:
             return None
-        ns = median_low(ns for ns, _, _ in steps)
-        parts, tokens = next(step[1:] for step in steps if step[0] == ns)  # all of one step
+        ns = median_low(step[0] for step in steps)
+        parts, tokens, did = next(step[1:] for step in steps if step[0] == ns)  # all of one step
         operations = self._operations()
         by_class, flops, repeated = defaultdict(float), defaultdict(float), 0.0
         for each in operations:
@@ -142,10 +142,8 @@ class Times:
         }
         peak_dtype = max(flops, key=lambda dtype: flops[dtype]) if found["flops"] else None
         if peak_dtype in ("bf16", "fp16", "fp32") and self.hardware.supports(peak_dtype):
-            last_ns = steps[-1][0]  # the operations are those of the last step, which may be longer than most
-            could = self.hardware.peak_flops(peak_dtype) * last_ns * 1e-9
-            found["mfu"] = (found["flops"] - repeated) / could
-            found["hfu"] = found["flops"] / could
+            found["hfu"] = did / (self.hardware.peak_flops(peak_dtype) * ns * 1e-9)
+            found["mfu"] = found["hfu"] * (1 - repeated / found["flops"])  # the last step's share
         return found
 
     def _operations(self):
