@@ -34,7 +34,7 @@ def summary_table(profile: StepProfile) -> Table:
         ("device memory", device.memory_bytes, "bytes"),
         ("setup peak", memory.setup_peak_allocated_bytes, "bytes"),
         ("first step peak", memory.first_step_peak_allocated_bytes, "bytes"),
-        ("offloaded to the host", memory.host_bytes, "bytes"),
+        ("pinned or offloaded on the host", memory.host_bytes, "bytes"),
         ("process on the host", step.host_rss_bytes, "bytes"),
         ("step time, median", step.time_s.median, "s"),
         ("step time, 10th percentile", step.time_s.p10, "s"),

@@ -127,7 +127,7 @@ def _facts(profile: StepProfile) -> list[str]:
         ("setup peak", memory.setup_peak_allocated_bytes),
         ("first step peak", memory.first_step_peak_allocated_bytes),
         ("process on the device", memory.process_bytes),
-        ("offloaded to the host", memory.host_bytes),
+        ("pinned or offloaded on the host", memory.host_bytes),
         ("process on the host", step.host_rss_bytes),
     ]
     lines.append("; ".join(f"{name} {in_gib(size)}" for name, size in apart if size is not None))
