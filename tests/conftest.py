@@ -39,6 +39,7 @@ def _a_cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 LONG = (
     "tests/answers/test_two_profiles.py::test_two_environments",  # versions
+    "tests/api/test_names.py::test_a_question_is_the_same_object",  # orders of imports, each in a fork
     "tests/benchmarks/test_gpu_programme.py",  # a rehearsal of all of it
     "tests/benchmarks/test_gpu_tasks.py::test_one_broken_part",  # processes that import torch
     "tests/benchmarks/test_gpu_tasks.py::test_without_a_gpu",
@@ -59,14 +60,17 @@ LONG = (
     "tests/watching/test_largest.py::test_none_fits",
     "tests/watching/test_largest.py::test_the_peak_of",
     "tests/training/toggles/test_loss.py",  # Triton's interpreter
+    "tests/training/toggles/test_pairs.py::test_every_pair_trains",  # every two values of any two toggles
     "tests/measure/test_measured_run.py::test_the_command_in_trouble",  # processes
     "tests/benchmarks/test_cards.py::test_a_simulation_says_so_today",  # a simulation of each
     "tests/fit/test_advice.py::test_a_saving_is",  # full size
     "tests/fit/test_confirmed.py::test_a_full_size_recipe",
     "tests/fit/test_confirmed.py::test_any_family",  # a whole search each, of what others hold in part
     "tests/fit/test_confirmed.py::test_it_says_what_holds_it_back",
+    "tests/fit/test_device_choice.py::test_a_device_far_too_small",
     "tests/fit/test_device_choice.py::test_a_recipe_is_not_changed",
     "tests/fit/test_lengths.py::test_pairs_are_padded",
+    "tests/fit/test_lengths.py::test_what_bitsandbytes_leaves",
     "tests/fit/test_too_tight.py::test_a_change_with_expandable",
     "tests/project/test_readme.py::test_the_cover",  # full size
     "tests/serve/test_asking.py::test_a_simulation",  # a server's worker

@@ -136,7 +136,7 @@ def test_a_compiled_model_keeps_about_as_much(tmp_path, fields):
     assert kept(napkin(recipe)) == pytest.approx(saved_bytes(recipe), rel=0.04)
 
 
-@pytest.mark.parametrize("budget", but_for({"0.5"}, {str(n): n for n in (0.25, 0.5, 0.75)}))
+@pytest.mark.parametrize("budget", but_for((), {str(n): n for n in (0.25, 0.5, 0.75)}))
 def test_a_budget_is_what_a_compiled_model_keeps_at_most(tmp_path, budget):
     """The compiler keeps as much as the budget allows, whole tensors at a time."""
     recipe = recipe_for(tmp_path, "llama", attention="sdpa", compile=True, activation_memory_budget=budget)
