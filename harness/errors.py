@@ -2,8 +2,9 @@
 
 import difflib
 import re
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 _PASSWORD_IN_URL = re.compile(r"(\w:/{1,2})[^\s/@]*@")
 _QUERY_OF_URL = re.compile(r"(\w:/{1,2}[^\s?]*\?)\S+")
@@ -79,3 +80,9 @@ def nearest(name: str, names: Collection[str], alike: float = 0.6) -> str:
     """A " Did you mean ...?" for a misspelt `name`; empty when none of `names` is `alike`, of 1."""
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=alike)
     return f" Did you mean {near[0]}?" if near else ""
+
+
+def wrong_value(wrong: Mapping[str, Any]) -> str:
+    """What follows an argument's name where pydantic finds it wrong: the value, if any, and why."""
+    given = "" if wrong["type"] in ("missing", "missing_argument") else f"={wrong['input']!r:.80}"
+    return f"{given}: {wrong['msg'][0].lower()}{wrong['msg'][1:]}."

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, SkipValidation, ValidationError, validate_call
 from harness.answers import after_training
 from harness.architecture import with_attention
 from harness.data import check_data
-from harness.errors import InputError
+from harness.errors import InputError, wrong_value
 from harness.hardware import Hardware, hardware_names, split_hardware
 from harness.recipe import Recipe, changed_recipe, load_recipe
 
@@ -37,10 +37,8 @@ def checked(question: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
             name, where = question.__name__, wrong["loc"][0]
             if isinstance(where, int):  # not by name
                 where = [*signature(question).parameters][min(where, len(signature(question).parameters) - 1)]
-            given = "" if wrong["type"] == "missing_argument" else f"={wrong['input']!r:.80}"
-            message = f"{wrong['msg'][0].lower()}{wrong['msg'][1:]}"
             raise InputError(
-                f"harness.{name}: {where}{given}: {message}. help(harness.{name}) says what it takes."
+                f"harness.{name}: {where}{wrong_value(wrong)} help(harness.{name}) says what it takes."
             ) from None
 
     return checked_question

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.errors import HarnessError, InputError, nearest, needed
+from harness.errors import HarnessError, InputError, nearest, needed, wrong_value
 from harness.mcp.folders import Folders
 from harness.mcp.questions import Questions
 from harness.recipe import Recipe
@@ -64,7 +64,8 @@ def serve(folders: Sequence[Path]) -> None:
             except ToolError as error:
                 if not isinstance(error.__cause__, ValidationError):
                     raise
-                raise ToolError(_wrong(error.__cause__)) from None
+                wrong = error.__cause__.errors(include_url=False)[0]
+                raise ToolError(f"{wrong['loc'][0]}{wrong_value(wrong)}") from None
 
     def answering(question: Callable[..., Any]) -> Callable[..., Any]:
         """The question, one at a time, with its errors as those of the protocol."""
@@ -104,13 +105,6 @@ def _unknown(given: Collection[str], known: Collection[str]) -> str:
     if name in Recipe.model_fields and "overrides" in known:
         return f"{name} is a field of the recipe: give it in overrides, {{'{name}': ...}}."
     return f"there is no argument {name}.{nearest(name, known)} There are {', '.join(known) or 'none'}."
-
-
-def _wrong(error: ValidationError) -> str:
-    """What is said of the first argument of a wrong type, or that is missing."""
-    wrong = error.errors(include_url=False)[0]
-    given = "" if wrong["type"] == "missing" else f"={wrong['input']!r:.80}"
-    return f"{wrong['loc'][0]}{given}: {wrong['msg'][0].lower()}{wrong['msg'][1:]}."
 
 
 def _no_network(event: str, arguments: tuple[Any, ...]) -> None:
