@@ -109,7 +109,8 @@ def simulation_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def table_name() -> str | None:
-    """The hardware table's name for this machine's GPU, from the driver; None if it is not in the table."""
+    """The hardware table's name for this machine's GPU, from the driver; None if it is not in the table, or
+    there is none."""
     import pynvml
 
     from harness.hardware.table import TABLE_NAMES
@@ -120,6 +121,8 @@ def table_name() -> str | None:
     except pynvml.NVMLError:  # no such library in this container
         import torch
 
+        if not torch.cuda.is_available():
+            return None
         name = torch.cuda.get_device_name()
     return TABLE_NAMES.get(name if isinstance(name, str) else name.decode())
 

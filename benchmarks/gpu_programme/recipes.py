@@ -99,6 +99,7 @@ TRACES = (
     _two("fp16-master-weights", precision="fp16", master_weights=True, max_grad_norm=1.0),
     _two("int8-lora", **_LORA, quantization="int8"),
     _two("packing", packing=True),
+    _two("packing-flash-attention", packing=True, attention="flash_attention_2", micro_batch_size=1),
     _one("flex-attention-lora", **_LORA, attention="flex_attention"),
     _two("flex-attention", attention="flex_attention", gradient_checkpointing=True),
     Spec("mixtral-1-layer-nf4-lora", "mixtral-qlora", {"seq_len": 1024}, layers=1),
@@ -158,6 +159,7 @@ VALIDATE = (
             "llama-2-7b-full-fp16-master",
         ),
     ),
+    _full_size("llama-3.2-1b-packing", "-flash-attention", attention="flash_attention_2", micro_batch_size=1),
     _full_size("codellama-34b-qlora", warmup_steps=1, steps=2),
     # AdamW over billions of weights on the host's processor: the slowest steps of all
     _full_size("llama-3.2-3b-offload-optimizer", warmup_steps=1, steps=1),

@@ -15,10 +15,12 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 from harness.errors import HarnessError
 from harness.recipe.recipe import Recipe
@@ -110,8 +112,9 @@ def prepare_process(device: str) -> None:
 
 
 def import_libraries(context: Context) -> None:
-    """Import what the pieces will import, as far as that leaves the GPU alone. bitsandbytes (and peft,
-    which imports it) asks the GPU for its capability.
+    """Import what the pieces will import, leaving the GPU alone: one that was used cannot be forked.
+
+    bitsandbytes (and peft, which imports it) asks for the GPU's capability. NVML answers that here.
     """
     import accelerate  # noqa: F401
     import transformers.modeling_utils
@@ -120,8 +123,17 @@ def import_libraries(context: Context) -> None:
     import harness.measure.measured_run
     import harness.training.model  # noqa: F401
 
-    if context.device == "cpu":
+    with nullcontext() if context.device == "cpu" else patch("torch.cuda.get_device_capability", _capability):
         import peft  # noqa: F401
+
+
+def _capability(device: Any = None) -> tuple[int, int]:
+    """The compute capability of the first GPU, by NVML: major and minor."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
+    return major, minor
 
 
 def run_pieces(
