@@ -57,6 +57,7 @@ PARTS = {
     "overhead": Part("harness step over bare loop", "overhead"),
     "peers": Part("the same training by transformers.Trainer and TRL", "peers"),
     "cases": Part("a LoRA base, one field changed at a time", "validate", "case_pieces"),
+    "processes": Part("the step of one recipe in several processes", "validate", "process_pieces"),
     "oom": Part("a recipe that cannot fit", "oom"),
     "predict": Part(
         "the same recipes by napkin and simulated, with this machine's libraries", "predict", workers=6

@@ -180,6 +180,13 @@ PROFILED = (
 """Full size, of every kind of kernel: products in 16 and 32 bits and of 4-bit weights, three attentions."""
 
 
+HOST_BOUND = tuple(
+    _full_size(name, steps=10)
+    for name in ("gemma-2-2b-lora", "llama-3.2-1b-bf16", "llama-3.2-1b-fused-linear", "llama-3.1-8b-qlora")
+)
+"""Full size: their steps wait for the host, whose speed differs from process to process."""
+
+
 def _case(name: str, **fields: Any) -> Spec:
     return Spec(name, "llama-3.1-8b-lora", SHORT | {"warmup_steps": 1, "seq_len": 1024} | fields)
 

@@ -21,8 +21,8 @@ KERNELS = (
 
 
 def programme_sections(folder: Path) -> Iterator[str]:
-    """Kernels, calibration, the machine around the card, overhead, peers, cases, out of memory, and what was
-    not run; those there are."""
+    """Kernels, calibration, the machine around the card, overhead, peers, cases, processes, out of memory,
+    and what was not run; those there are."""
     kernels = folder / "kernels.json"
     if kernels.exists():
         yield section("Kernels of a step", f"{KERNELS}\n\n{kernels_table(json.loads(kernels.read_bytes()))}")
@@ -38,6 +38,7 @@ def programme_sections(folder: Path) -> Iterator[str]:
         "overhead": ("The harness over a bare loop", _overhead),
         "peers": ("The harness over its peers", _peers),
         "cases": ("One field at a time", _cases),
+        "processes": ("The step of one recipe in several processes", _processes),
         "oom": ("Out of memory", _out_of_memory),
     }
     for part, (title, made) in tables.items():
@@ -197,6 +198,18 @@ def _cases(results: Iterable[Mapping[str, Any]]) -> str:
         )
     head = ("case", "step, ms", "tokens/s", "over base", "peak, GiB", "over base", "MFU")
     return table(head, body)
+
+
+def _processes(results: Iterable[Mapping[str, Any]]) -> str:
+    steps: dict[str, list[float]] = {}
+    for result in results:
+        if result["status"] == "ok":
+            steps.setdefault(result["result"]["recipe"], []).append(result["result"]["step_s"])
+    body = [
+        (name, ", ".join(map(ms, seconds)), ratio(max(seconds) / min(seconds)))
+        for name, seconds in steps.items()
+    ]
+    return table(("recipe", "median step of each, ms", "slowest over fastest"), body)
 
 
 def _over(value: float | None, base: float | None) -> float | None:

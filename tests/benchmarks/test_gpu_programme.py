@@ -29,6 +29,7 @@ FEW = (
     *("1b-bf16", "1b-fused-linear", "tinyllama-lora", "base", "flash-attention-2", "host-link"),
     *("host-optimizer", "launch", "cublas", "1b-bf16.recording-*"),
     *("1b-bf16-mixed.harness.1", "1b-bf16-mixed.trainer.1", "activations.*", "llama-3.2-1b-bf16"),
+    "llama-3.2-1b-bf16.process-1",
 )
 """At least one piece of every part, and of every reason to skip one."""
 
@@ -202,7 +203,7 @@ def test_traces_cover_every_toggle_that_changes_allocations():
         "quantization": {"none", "nf4", "int8"},
         "optimizer_impl": {"foreach", "fused"},
         "optimizer": {"adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"},
-        "attention": {"sdpa", "eager", "flex_attention"},
+        "attention": {"sdpa", "eager", "flex_attention", "flash_attention_2"},
         "loss": {"standard", "fused_linear"},
         "offload": {(), ("activations",), ("optimizer",), ("parameters",)},
         "optimizer_in_backward": {True, False},
