@@ -2,6 +2,7 @@
 "processes": how far the step's times of one recipe's processes are apart."""
 
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from benchmarks.gpu_programme.tasks import LIGER_IS_TRITON, Context, Piece, Resu
 from harness.run_folder.run_folder import RunFolder
 
 PROCESSES = 3
+OPERATORS = 500
+"""How many are launched to see how fast a process is: fewer than a device's queue holds."""
+TURNS = 500_000
 
 
 def pieces(context: Context) -> list[Piece]:
@@ -61,10 +65,37 @@ def measured(context: Context, spec: Spec, history: bool) -> Result:
 
 
 def step_times(context: Context, spec: Spec, history: bool) -> Result:
-    """The seconds of a step and of its phases in this process, medians."""
+    """The seconds of a step and of its phases in this process, medians; and how fast its host is."""
     profile = measured(context, spec, history)["profile"]
     phases = {name: phase["time_s"]["median"] for name, phase in profile["phases"].items()}
-    return {"recipe": spec.name, "step_s": profile["step"]["time_s"]["median"], "phases_s": phases}
+    return {
+        "recipe": spec.name,
+        "step_s": profile["step"]["time_s"]["median"],
+        "phases_s": phases,
+        **_host_speed(context),
+    }
+
+
+def _host_speed(context: Context) -> Result:
+    """Seconds of one operator on one number, until it is launched, and of a turn of a loop in Python."""
+    import torch
+
+    small = torch.zeros(1, device=context.device)
+    for _ in range(2):  # the first time loads the kernel
+        began = time.perf_counter()
+        for _ in range(OPERATORS):
+            small.add_(1)
+        launched = time.perf_counter()
+        if context.device == "cuda":
+            torch.cuda.synchronize()
+    turned = time.perf_counter()
+    total = 0
+    for turn in range(TURNS):
+        total += turn
+    return {
+        "operator_s": (launched - began) / OPERATORS,
+        "python_s": (time.perf_counter() - turned) / TURNS,
+    }
 
 
 class _WithoutSnapshot(RunFolder):

@@ -201,15 +201,17 @@ def _cases(results: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _processes(results: Iterable[Mapping[str, Any]]) -> str:
-    steps: dict[str, list[float]] = {}
+    found: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         if result["status"] == "ok":
-            steps.setdefault(result["result"]["recipe"], []).append(result["result"]["step_s"])
-    body = [
-        (name, ", ".join(map(ms, seconds)), ratio(max(seconds) / min(seconds)))
-        for name, seconds in steps.items()
-    ]
-    return table(("recipe", "median step of each, ms", "slowest over fastest"), body)
+            found.setdefault(result["result"]["recipe"], []).append(result["result"])
+    body = []
+    for name, runs in found.items():
+        steps = [run["step_s"] for run in runs]
+        operators = ", ".join(f"{run['operator_s'] * 1e6:.1f}" for run in runs)
+        body.append((name, ", ".join(map(ms, steps)), ratio(max(steps) / min(steps)), operators))
+    head = ("recipe", "median step of each process, ms", "slowest over fastest", "an operator in each, us")
+    return table(head, body)
 
 
 def _over(value: float | None, base: float | None) -> float | None:
