@@ -164,17 +164,26 @@ def _as_batch(query: Any, key: Any, value: Any, starts: Any, longest: int) -> li
     return [(*lead, heads, query[-3], query[-1]), *((*lead, heads, keys, t[-1]) for t in (key, value))]
 
 
+class _NotPacked:
+    """What transformers is told of one row's position ids: False when it asks, for which the host waits until
+    the value is there. Rows of several documents are marked (training/document_masks.py)."""
+
+    def __init__(self, found: Tensor) -> None:
+        self._found = found
+
+    def __bool__(self) -> bool:
+        bool(self._found)
+        return False
+
+
 def flash_replacements(version: int) -> Iterator[Replacement]:
     """The functions of transformers that look for the package, answering as if it were installed."""
     package = flash_attention(version)
     asks_values: Any = resolve_name(f"transformers.{UTILS}:_is_packed_sequence")
 
-    def is_packed_sequence(*given: Any, **named: Any) -> bool:
-        # called for its operators; rows of several documents are marked (training/document_masks.py)
+    def is_packed_sequence(*given: Any, **named: Any) -> bool | _NotPacked:
         found = asks_values(*given, **named)
-        if isinstance(found, Tensor):
-            bool(found)  # of one row it reads a value back, for which the host waits, in every layer
-        return False
+        return _NotPacked(found) if isinstance(found, Tensor) else False
 
     for name, value, why in (
         ("modeling_utils.PreTrainedModel._flash_attn_can_dispatch", lambda *_, **__: True, "asks for a GPU"),
