@@ -5,7 +5,8 @@
 Both folders hold traces of torch.profiler by recipe, as `python -m benchmarks.gpu_programme --part profile`
 writes them: MEASURED on the GPU, ESTIMATED by the same command with the same libraries under
 `harness emulate --gpu NAME`, where the virtual GPU's clock takes what harness/kernel_time says. The same code
-launches the same operators in the same order, so that each has a partner; its kernels count together.
+launches the same operators in the same order, so that each has a partner; its kernels count together. Instead
+of the folder MEASURED, a kernels.csv.gz holds estimates made anew against the medians that were measured.
 
 Writes profiles/<gpu>/kernels.json, the errors by recipe and by kind of kernel, and kernels.csv.gz beside it:
 each operator with its shapes, how often it ran, and its median time, measured and estimated.
@@ -53,17 +54,29 @@ class Operator(NamedTuple):
     strides: str
     us: float
     """What its kernels took together."""
-    kernels: tuple[str, ...]
+    kind: str
+    """One of KINDS, or "other", by its last kernel."""
 
     @property
     def shapes(self) -> tuple[str, ...]:
         """What its partner has too."""
         return self[:4]
 
-    @property
-    def kind(self) -> str:
-        """One of KINDS, or "other"."""
-        return next((kind for kind, name in KINDS.items() if re.search(name, self.kernels[-1])), "other")
+
+def kind_of(kernel: str) -> str:
+    """The kind of a kernel by its name."""
+    return next((kind for kind, name in KINDS.items() if re.search(name, kernel)), "other")
+
+
+def read_table(path: Path) -> dict[str, list[Operator]]:
+    """The operators of a kernels.csv.gz by recipe, each as often as it ran."""
+    found: dict[str, list[Operator]] = defaultdict(list)
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            described = (row[name] for name in ("operator", "sizes", "dtypes", "strides"))
+            operator = Operator(*described, float(row["measured_us"]), row["kind"])
+            found[row["recipe"]] += [operator] * int(row["count"])
+    return found
 
 
 def read_operators(path: Path) -> list[Operator]:
@@ -81,8 +94,8 @@ def read_operators(path: Path) -> list[Operator]:
     for event in sorted((called[key] for key in launched if key in called), key=lambda each: each["ts"]):
         given, kernels = event["args"], launched[event["args"]["External id"]]
         texts = (json.dumps(given.get(name)) for name in ("Input Dims", "Input type", "Input Strides"))
-        names = tuple(kernel["name"] for kernel in kernels)
-        found.append(Operator(event["name"], *texts, sum(kernel["dur"] for kernel in kernels), names))
+        kind = kind_of(kernels[-1]["name"])
+        found.append(Operator(event["name"], *texts, sum(kernel["dur"] for kernel in kernels), kind))
     return found
 
 
@@ -127,11 +140,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("estimated", type=Path)
     parser.add_argument("--gpu", default="h100", help="its name in the hardware table")
     options = parser.parse_args(arguments)
+    if options.measured.is_dir():
+        paths = sorted(options.measured.glob("*.json.gz"))
+        measured = {path.name.removesuffix(".json.gz"): read_operators(path) for path in paths}
+    else:
+        measured = read_table(options.measured)
     pairs = {
-        path.name.removesuffix(".json.gz"): list(
-            partners(read_operators(path), read_operators(options.estimated / path.name))
-        )
-        for path in sorted(options.measured.glob("*.json.gz"))
+        recipe: list(partners(operators, read_operators(options.estimated / f"{recipe}.json.gz")))
+        for recipe, operators in measured.items()
     }
     every = [pair for each in pairs.values() for pair in each]
     by_kind: dict[str, list[tuple[Operator, float]]] = defaultdict(list)

@@ -167,8 +167,10 @@ def memory(
     seconds = memory_s(SCALARS, device, fitted, bytes_moved, launches, held_share, scale)
     if (blocks := document()["blocks"].get(kind)) is None:
         return seconds
-    # blocks that write little each, or elements one by one: how many multiprocessors work them off decides
-    return max(seconds, bytes_moved / (blocks["bytes_per_s"] * hardware.sm_count))
+    # blocks that write little each, or elements one by one: how many multiprocessors work them off counts too
+    blocks_s = bytes_moved / (blocks["bytes_per_s"] * hardware.sm_count)
+    power = blocks.get("power")
+    return max(seconds, blocks_s) if power is None else (seconds**power + blocks_s**power) ** (1 / power)
 
 
 class CacheRoom(NamedTuple):

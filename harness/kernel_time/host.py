@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from harness.hardware import Hardware
+from harness.hardware import Calibration, Hardware
 from harness.kernel_time.parameters import document
 
 
@@ -31,3 +31,11 @@ def host_times(hardware: Hardware) -> HostTimes:
     us["launch"] += fitted["driver_us"]
     scale = hardware.calibration.host_op_s / fitted["mean_us"]
     return HostTimes(**{name: value * scale for name, value in us.items()})
+
+
+def slow_host(hardware: Hardware) -> float:
+    """How many times as long as `host_times` a slow host takes, by the machines around measured cards
+    (benchmarks/time/slow_hosts.py); 1 where a calibration says how fast the host is."""
+    if hardware.calibration.host_op_s != Calibration.model_fields["host_op_s"].default:
+        return 1.0
+    return document()["host"].get("slow", 1.0)

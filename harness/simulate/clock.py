@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.formula import Times
 from harness.hardware import Hardware
-from harness.kernel_time import KernelKind, PowerLimit, host_times, range_of, transfer
+from harness.kernel_time import KernelKind, PowerLimit, host_times, range_of, slow_host, transfer
 from harness.kernels import NOTHING, Cost, KernelClass, Step, operator_cost
 from harness.recipe import Recipe
 from harness.snapshot import by_kind_of_module
@@ -21,6 +21,7 @@ Path = tuple[Any, ...]
 _NUMBERS = (
     *("flops", "bytes_moved", "recomputed_flops", "communication_s", "kernels_s", "modules_s", "taken_s"),
     *("_kinds_s", "_waited", "_host_s", "_done_s", "_link_s", "_arrives_s", "_leaves_s", "_computing_s"),
+    "host_works_s",
 )
 """The fields of a clock that have its moments and counters."""
 
@@ -45,6 +46,8 @@ class SimulatedTime:
         """The number of the CUDA stream on which operators are launched now."""
         self._host_s = 0.0
         """The moment that the host has reached."""
+        self.host_works_s: dict[str, float] = defaultdict(float)
+        """By phase: how long the host was at work, on operators and Python, and not waiting."""
         self._done_s: dict[int, float] = {0: 0.0}
         """The moment at which each stream has executed everything that was launched on it."""
         self._link_s = {"out": 0.0, "in": 0.0}
@@ -82,6 +85,7 @@ class SimulatedTime:
         self.kernels_s.clear()
         self.modules_s.clear()
         self.taken_s.clear()
+        self.host_works_s.clear()
         self._kinds_s.clear()
         self._waited = dict.fromkeys(self._waited, 0.0)
 
@@ -111,7 +115,7 @@ class SimulatedTime:
     def communicate(self, seconds: float, stream: int) -> None:
         """Launch a collective that takes `seconds` on `stream`. It begins after everything that was launched
         on the current stream."""
-        self._host_s += self._host.launch
+        self._host_works(self._host.launch)
         begins_s = max(self.done_s(stream), self.done_s(self.stream))
         self._done_s[stream] = begins_s + seconds
         if stream == 0:
@@ -119,11 +123,15 @@ class SimulatedTime:
 
     def host_called(self, functions: int) -> None:
         """Let the host go on by the time of so many calls of Python functions."""
-        self._host_s += functions * self._host.call
+        self._host_works(functions * self._host.call)
 
     def host_viewed(self) -> None:
         """Let the host go on by the time of one operator that makes a view."""
-        self._host_s += self._host.view
+        self._host_works(self._host.view)
+
+    def _host_works(self, seconds: float) -> None:
+        self._host_s += seconds
+        self.host_works_s[self.phase] += seconds
 
     def host_waits_until(self, moment_s: float) -> None:
         """Let the host go on at `moment_s` at the earliest."""
@@ -144,7 +152,7 @@ class SimulatedTime:
         arrived over the link. `held_share`: of the bytes that it moves, which the L2 cache holds; None: as in
         a benchmark that repeats it."""
         if cost is NOTHING:
-            self._host_s += self._host.operator
+            self._host_works(self._host.operator)
             return
         flops, moved, compute_s, memory_s, before_s, kind, kernel_class, held_s, missed_s, at_limit = cost
         if at_limit:
@@ -152,9 +160,9 @@ class SimulatedTime:
             self._computing_s += compute_s
         if missed_s and held_share is not None:
             memory_s = missed_s - held_share * (missed_s - held_s)
-        self._host_s += self._host.launch
+        self._host_works(self._host.launch)
         if kind == "product":
-            self._host_s += self._host.product
+            self._host_works(self._host.product)
         phase, begins_s = self.phase, max(self._host_s, self._arrival(reads)) if reads else self._host_s
         busy_s = max(compute_s, memory_s - before_s)
         taken_s = before_s + busy_s
@@ -181,7 +189,7 @@ class SimulatedTime:
         """Launch a copy over the link from the storage `source` to the storage `target`. It begins when the
         device has executed what was launched before, and the current stream waits for its end, unless it runs
         `beside`. With `waits` the host waits, too."""
-        self._host_s += self._host.launch
+        self._host_works(self._host.launch)
         direction = "out" if to_host else "in"
         begins_s = max(self.done_s(self.stream), self._link_s[direction], self._arrival([source]))
         ends_s = self._link_s[direction] = begins_s + transfer(self.hardware, size_bytes)
@@ -251,7 +259,8 @@ class SimulatedTime:
 
     def range_s(self, phase: str, seconds: float) -> tuple[float, float]:
         """The range that the `seconds` of a phase are in: with each kernel at the 10th, and at the 90th,
-        percentile of the error of such estimates, all kernels of a kind alike."""
+        percentile of the error of such estimates, all kernels of a kind alike; and up to what a slow host
+        would take, if its speed is not known."""
         taken: dict[KernelKind, float] = dict(self._kinds_s[phase])
         taken["collective"] = self.communication_s.get(phase, 0.0)
         low = high = seconds
@@ -259,7 +268,8 @@ class SimulatedTime:
             spread = range_of(self.hardware, kind)
             low += each_s * (spread.low - 1)
             high += each_s * (spread.high - 1)
-        return max(0.0, min(low, seconds)), max(high, seconds)
+        slow_s = self.host_works_s[phase] * slow_host(self.hardware)
+        return max(0.0, min(low, seconds)), max(high, seconds, slow_s)
 
 
 def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, float]]:

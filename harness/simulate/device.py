@@ -199,6 +199,11 @@ class SimulatedDevice(StorageTracker):
         else:  # unified memory (paged optimizers) stays on the device while there is room
             clock.launch(cost, given, module, held_share)
 
+    def synchronize(self) -> None:
+        """torch.cuda.synchronize: the host waits until everything that was launched is done."""
+        for clock in self.clocks if self.recorded else ():
+            clock.host_waits_until(clock.now())
+
     def gone(self, key: int) -> None:
         """See StorageTracker.gone."""
         for clock in self.clocks:

@@ -167,6 +167,7 @@ class SimulatedRun:
         self.device = SimulatedDevice(
             self.memory, self.rules, self.time, self.paths, self.communication, beside
         )
+        self.rules.synchronize = self.device.synchronize
         self.kinds: list[Kind] = []
         self.peaks = PhasePeaks()
         self.phases = self.peaks.phases

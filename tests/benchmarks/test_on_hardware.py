@@ -10,11 +10,20 @@ from typing import Any
 import pytest
 
 from benchmarks.time import on_hardware
-from benchmarks.time.on_hardware import COLUMNS, Operator, main, partners, read_operators, rows, summary
+from benchmarks.time.on_hardware import (
+    COLUMNS,
+    Operator,
+    kind_of,
+    main,
+    partners,
+    read_operators,
+    rows,
+    summary,
+)
 
 
 def operator(name: str, us: float, sizes: str = "[[8]]", kernel: str = "vectorized_elementwise") -> Operator:
-    return Operator(name, sizes, "[]", "[]", us, (kernel,))
+    return Operator(name, sizes, "[]", "[]", us, kind_of(kernel))
 
 
 def launch(
@@ -124,3 +133,9 @@ def test_the_command_writes_both_files(tmp_path, monkeypatch, capsys):
         "20.0",
         "25.0",
     )
+
+    write_trace(tmp_path / "anew", "a", launch(7, "mm", {"gemm": 22.0}, 1))
+    assert main([str(tmp_path / "h100" / "kernels.csv.gz"), str(tmp_path / "anew")]) == 0
+    document = json.loads((tmp_path / "h100" / "kernels.json").read_bytes())
+    assert document["kinds"]["product"] == document["all"]
+    assert (document["all"]["measured_ms"], document["all"]["median_error"]) == (0.02, 0.1)

@@ -47,6 +47,8 @@ class CudaRules:
         self.recipe, self.hardware = recipe, hardware
         self.empty_cache = empty_cache
         """torch.cuda.empty_cache of the simulated device."""
+        self.synchronize: Callable[[], None] = nothing
+        """torch.cuda.synchronize of the simulated device."""
         self.ruled = {} if ruled is None else ruled
         """Where code that makes a tensor by a rule says so: see SimulatedMemory."""
         self.attention_kernels: set[str] = set()
@@ -200,7 +202,7 @@ def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     yield Replacement(name, lambda: ["meta", "cuda"], "clips gradients one by one")
     name = "torch.optim.optimizer._get_fused_kernels_supported_devices"
     yield Replacement(name, lambda: ["meta", "cuda", "cpu"], "refuses fused optimizers")
-    yield Replacement("torch.cuda.synchronize", nothing, "raises, and libraries call it")
+    yield Replacement("torch.cuda.synchronize", rules.synchronize, "raises, and libraries call it")
     yield Replacement("torch.cuda.empty_cache", rules.empty_cache, "does nothing")
     if rules.recipe.flash_package:
         rules.attention_kernels.add(rules.recipe.attention)
@@ -208,7 +210,7 @@ def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     if rules.recipe.flex:
         rules.attention_kernels.add(rules.recipe.attention)
         yield from flex_replacements(rules.recipe.packs_by_positions, rules.gpu.l2_bytes)
-    yield from library_replacements(rules.recipe, rules.gpu, rules.ruled)
+    yield from library_replacements(rules.recipe, rules.gpu, rules.ruled, rules.synchronize)
     if find_spec("bitsandbytes") is not None:
         yield Replacement("bitsandbytes.functional.name2qmap", {}, "makes code tables once a process")
 

@@ -35,9 +35,11 @@ def import_bitsandbytes_fast() -> None:
             import bitsandbytes  # noqa: F401
 
 
-def library_replacements(recipe: Recipe, gpu: Gpu, ruled: dict[int, Ruled]) -> Iterator[Replacement]:
+def library_replacements(
+    recipe: Recipe, gpu: Gpu, ruled: dict[int, Ruled], synchronize: Callable[[], None]
+) -> Iterator[Replacement]:
     """The functions of the recipe's libraries that behave differently without `gpu`. They note in `ruled` the
-    bytes of what they make by a rule."""
+    bytes of what they make by a rule, and `synchronize` with the device."""
     capability = gpu.capability
     experts = sys.modules.get("transformers.integrations.moe")
     # older releases loop in Python over the tokens of each expert, which shapes do not have
@@ -107,6 +109,8 @@ def library_replacements(recipe: Recipe, gpu: Gpu, ruled: dict[int, Ruled]) -> I
         yield Replacement("bitsandbytes.functional.get_paged", _paged, why)
         yield Replacement("bitsandbytes.functional.fill", nothing, why)
         yield Replacement("bitsandbytes.functional.prefetch_tensor", nothing, why)
+        why = "waits for a GPU alone, after each weight's step"
+        yield Replacement("bitsandbytes.optim.optimizer.sync_gpu", lambda _: synchronize(), why)
 
 
 def _ruled_chunks(forward: Callable[..., Any], ruled: dict[int, Ruled]) -> Callable[..., Any]:

@@ -172,7 +172,7 @@ def test_the_names_of_what_is_replaced_exist() -> None:
     pytest.importorskip("liger_kernel")
     recipe = tiny(loss="fused_linear", kernels="liger", optimizer="paged_adamw")
     gpu = Gpu((9, 0), 132, TorchRelease(2, 13))
-    targets = [each.target for each in library_replacements(recipe, gpu, {})]
+    targets = [each.target for each in library_replacements(recipe, gpu, {}, lambda: None)]
     assert len(targets) > 5
     with all_replaced(Replacement(target, None, "for a test") for target in targets):
         assert resolve_name(targets[-1]) is None
