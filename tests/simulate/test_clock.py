@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.allocator import Settings
 from harness.architecture import load_shape
 from harness.hardware.hardware import Calibration, Hardware, find_hardware
-from harness.kernel_time import host_times
+from harness.kernel_time import host_times, slow_host
 from harness.kernel_time.parameters import FILE
 from harness.kernels.cost import operator_bytes
 from harness.kernels.script import Free, Take
@@ -332,6 +332,34 @@ def test_a_4_bit_product_s_weight_is_dequantized_apart() -> None:
     assert clock.kernels_s["forward"] == {"product": 1.0, "dequantize": 0.25}
     host = host_times(clock.hardware)
     assert clock.now() == pytest.approx(1.25 + host.launch + host.product)
+
+
+def test_a_range_reaches_to_a_slow_host_unless_its_speed_is_known() -> None:
+    h100 = find_hardware("h100")
+    recipe = tiny(precision="bf16")
+    slow = slow_host(h100)
+    assert slow > 1.5
+    ranges, works_s = [], 0.0
+    calibrated = h100.calibration.model_copy(update={"host_op_s": 18e-6})
+    for hardware in (h100, replace(h100, calibration=calibrated)):
+        clock = SimulatedTime(hardware)
+        simulate(recipe, h100, Settings(), repeat=False, beside=[clock])
+        taken_s = clock.taken_s["forward"]
+        works_s = clock.host_works_s["forward"]
+        ranges.append(clock.range_s("forward", taken_s)[1] / taken_s)
+        assert works_s == pytest.approx(taken_s, rel=0.05)  # kernels so small wait for the host
+    assert ranges == pytest.approx([slow, 1.0], rel=0.1)
+
+
+@pytest.mark.parametrize(("optimizer", "waits"), [("adamw", False), ("adamw_8bit", True)])
+def test_bitsandbytes_waits_for_the_device_after_each_weight(optimizer: str, waits: bool) -> None:
+    """Its step calls torch.cuda.synchronize (bitsandbytes/optim/optimizer.py): an H100 that is behind the
+    host, as here one with a thousandth of the FLOP/s, then waits for the host's work for every weight."""
+    behind = SimulatedTime(device(matmul_fraction=1e-3))
+    simulate(tiny(precision="bf16", optimizer=optimizer), device(), Settings(), repeat=False, beside=[behind])
+    taken_s, works_s = (times["optimizer_step"] for times in (behind.taken_s, behind.host_works_s))
+    kernels_s = sum(behind.kernels_s["optimizer_step"].values())
+    assert (taken_s > kernels_s + works_s / 2) is waits
 
 
 def test_a_module_s_time_is_that_of_its_kernels() -> None:

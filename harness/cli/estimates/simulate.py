@@ -77,6 +77,7 @@ def simulate(
     """Run the training step on shape-only tensors: memory to the byte and estimated time, without a GPU."""
     from harness.answers import simulated
     from harness.cli.terminal.peak import print_peak, print_verdict
+    from harness.kernel_time import slow_host
     from harness.run_folder import RunFolder
 
     name, loaded, hardware = asked_for(recipe, overrides, memory)
@@ -97,6 +98,11 @@ def simulate(
         say(people, "")
         print_peak(people, profile, verbose=verbose)
         say(people, f"time is an estimate, kernel by kernel: {profile.provenance['calibration']}")
+        if (times := slow_host(hardware)) > 1:
+            say(
+                people,
+                f"its range ends where a host would that takes {times:g} times as long, if that is longer",
+            )
         if folder is not None:
             say(people, f"run folder: {folder.path}", whole=True)
     if as_json:
