@@ -6,7 +6,9 @@ python -m pages.readme RUN_FOLDER    first take that run's profile as the commit
 """
 
 import json
+import math
 import sys
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from textwrap import fill
@@ -29,7 +31,8 @@ PUBLISHED = ROOT / "profiles" / "published" / "results.json"
 NAPKIN_ERROR = ROOT / "profiles" / "napkin_error.json"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "answers.md", ROOT / "docs" / "output.md")
 EMULATED = ROOT / "profiles" / "emulated-h200"
-H100 = ROOT / "profiles" / "h100"
+CARDS = ("h100", "h200")
+SLOW_HOSTS = ROOT / "profiles" / "cpu" / "slow_hosts.json"
 PEAKS = ("peak allocated", "peak reserved")
 BEGIN, END = "<!-- {}: written by pages/readme.py -->\n", "<!-- end of {} -->\n"
 SHOWN = {
@@ -51,14 +54,23 @@ ON_A_VIRTUAL_GPU = {
     "llama-3.1-70b-qlora": "Llama-3.1-70B, QLoRA, 1 x 2048 tokens",
 }
 """Recipes of the virtual GPU that the guide shows."""
-ON_AN_H100 = {
-    "llama-3.1-8b-full-bf16": "Llama-3.1-8B, every weight, bf16",
-    "llama-3.1-8b-lora": "Llama-3.1-8B, LoRA, 1 x 2048 tokens",
-    "llama-3.1-8b-qlora": "Llama-3.1-8B, QLoRA, 1 x 2048 tokens",
-    "gemma-2-2b-lora": "Gemma-2-2B, LoRA, 1 x 2048 tokens",
-    "mistral-7b-qlora": "Mistral-7B, QLoRA, 1 x 2048 tokens, 4 micro batches",
+MEASURED = {
+    "h100": {
+        "llama-3.1-8b-full-bf16": "Llama-3.1-8B, every weight, bf16",
+        "llama-3.1-8b-lora": "Llama-3.1-8B, LoRA, 1 x 2048 tokens",
+        "llama-3.1-8b-qlora": "Llama-3.1-8B, QLoRA, 1 x 2048 tokens",
+        "gemma-2-2b-lora": "Gemma-2-2B, LoRA, 1 x 2048 tokens",
+        "mistral-7b-qlora": "Mistral-7B, QLoRA, 1 x 2048 tokens, 4 micro batches",
+    },
+    "h200": {
+        "llama-3.1-8b-full-bf16-batch-8": "Llama-3.1-8B, every weight, bf16, 8 x 2048 tokens",
+        "llama-3.1-8b-lora-seq-8192": "Llama-3.1-8B, LoRA, 1 x 8192 tokens",
+        "llama-3.1-8b-qlora-batch-4": "Llama-3.1-8B, QLoRA, 4 x 2048 tokens",
+        "mixtral-qlora": "Mixtral 8x7B, QLoRA, 1 x 2048 tokens",
+        "llama-3.1-8b-int8-lora": "Llama-3.1-8B, LoRA on int8 weights, 1 x 2048 tokens",
+    },
 }
-"""The same of the H100 that was measured."""
+"""The same of the cards that were measured."""
 
 
 def table(profile: StepProfile) -> str:
@@ -128,23 +140,40 @@ def peaks_table(title: str, rows: list[Row], shown: dict[str, str]) -> str:
 def on_hardware(folder: Path, rows: list[Row]) -> str:
     """Markdown: what a process takes and how long a step does, and where the time that is missing goes."""
     process = [abs(off) for off in _errors(rows, "simulated", "process")]
-    times = [1 + off for off in _errors(rows, "simulated", "step time")]
+    alone, waiting = times_of(folder.name, rows)
+    off = [abs(time - 1) for time in alone]
     kernels = json.loads((folder / "kernels.json").read_bytes())["all"]
     profiled, calibrated = (_done(folder, part) for part in ("profile", "calibrate"))
     steps_ms = sum(step["step_s"] for step in profiled.values()) * 1e3
     operator_us, assumed_us = calibrated["launch"]["operator_s"] * 1e6, Calibration().host_op_s * 1e6
     text = (
         f"What NVML counts for the process is off by {median(process):.2%} in the median and by "
-        f"{max(process):.2%} at most, with the CUDA context that another run on that machine had. "
-        f"Simulated steps take {median(times):.2f} of the measured time in the median, {min(times):.2f} at "
-        f"least and {max(times):.2f} at most. Most of what is missing is not in the kernels: those of "
-        f"{len(profiled)} steps take {kernels['measured_ms']:,.0f} ms and are estimated at "
-        f"{kernels['estimated_ms']:,.0f} ms (`profiles/{folder.name}/kernels.json`), while the steps take "
-        f"{steps_ms:,.0f} ms: in between the GPU waits for its host. That machine takes {operator_us:.0f} us "
-        f"for an operator (`profiles/{folder.name}/programme/calibrate.json`), and estimates take "
-        f"{assumed_us:.0f} us unless they are told another number."
+        f"{max(process):.2%} at most. Of the steps that even a slow host does not lengthen, {len(alone)} "
+        f"here, the simulated time is off by {median(off):.1%} in the median and {max(off):.1%} at most. The "
+        f"others wait for their host: they took {median(waiting):.2f} times as long as simulated in the "
+        f"median, {max(waiting):.2f} times at most. The kernels of {len(profiled)} steps take "
+        f"{kernels['measured_ms']:,.0f} ms and are estimated at {kernels['estimated_ms']:,.0f} ms "
+        f"(`profiles/{folder.name}/kernels.json`), while the steps take {steps_ms:,.0f} ms: in between the "
+        f"GPU waits. That machine took {operator_us:.0f} us for an operator in one process "
+        f"(`profiles/{folder.name}/programme/calibrate.json`), and estimates take {assumed_us:.0f} us unless "
+        "they are told another number."
     )
     return fill(text, 118, break_long_words=False) + "\n"
+
+
+def times_of(card: str, rows: list[Row]) -> tuple[list[float], list[float]]:
+    """Measured over simulated time of a card's steps: of those whose kernels, in forward and in backward,
+    take longer than a slow host does (benchmarks/time/slow_hosts.py), and of the others."""
+    found = json.loads(SLOW_HOSTS.read_bytes())
+    of_card = [row for row in found["rows"] if row["device"] == card]
+    lengthened = {row["recipe"] for row in of_card if row["host_s"] * found["slow"] > row["kernels_s"]}
+    known = {row["recipe"] for row in of_card}
+    alone: list[float] = []
+    waiting: list[float] = []
+    for row in rows:
+        if row.name in known and (ratio := row.ratio("simulated", "step time")) is not None:
+            (waiting if row.name in lengthened else alone).append(1 / ratio)
+    return alone, waiting
 
 
 def _done(folder: Path, part: str) -> dict[str, Any]:
@@ -153,20 +182,36 @@ def _done(folder: Path, part: str) -> dict[str, Any]:
     return {each["name"]: each["result"] for each in document["results"] if each["status"] == "ok"}
 
 
-def hardware_sentence(measured: list[Row], emulated: list[Row]) -> str:
+def hardware_sentence(measured: dict[str, list[Row]], emulated: list[Row]) -> str:
     """Of how many recipes the simulation has allocated and reserved memory to the byte; and its times."""
-    on_card, on_virtual = map(_exact_ones, (measured, emulated))
-    times = [1 + off for off in _errors(measured, "simulated", "step time")]
-    steps = json.loads((H100 / "kernels.json").read_bytes())["recipes"].values()
+    on_cards, on_virtual = map(_exact_ones, ([*chain(*measured.values())], emulated))
+    steps = [
+        each
+        for card in measured
+        for each in json.loads((ROOT / "profiles" / card / "kernels.json").read_bytes())["recipes"].values()
+    ]
     kernels = [abs(each["estimated_ms"] / each["measured_ms"] - 1) for each in steps]
+    both = [times_of(card, rows) for card, rows in measured.items()]
+    known = [row for row in chain(*measured.values()) if row.value("measured", "step time") is not None]
+    within = sum(map(_in_range, known))
+    off = [abs(time - 1) for alone, _ in both for time in alone]
+    waiting = [time for _, those in both for time in those]
     return (
-        "[On an H100](docs/answers.md#who-checks-the-simulation) the simulation has PyTorch's own counters "
-        f"of {on_card} full-size recipes to the byte, reserved memory too, and of {on_virtual} on a virtual "
-        f"GPU ([our results](profiles/README.md)). All kernels of a step together take what is estimated "
-        f"within {median(kernels):.1%} in the median of {len(kernels)} recipes, and {max(kernels):.1%} at "
-        f"most; the steps took longer, {1 / median(times):.2f} times in the median: that machine's host is "
-        "slow.\n"
+        "[On an H100 and an H200](docs/answers.md#who-checks-the-simulation) the simulation has PyTorch's "
+        f"own counters of {on_cards} full-size recipes to the byte, reserved memory too (what the other "
+        f"keeps depends on values), and of {on_virtual} on a virtual GPU ([our "
+        f"results](profiles/README.md)). All kernels of a step together take what is estimated within "
+        f"{median(kernels):.1%} in the median of {len(kernels)} steps, and {max(kernels):.1%} at most. A "
+        f"step that the GPU limits takes what is simulated within {median(off):.1%} in the median of "
+        f"{len(off)}, and {max(off):.1%} at most; those that wait for the slow hosts of these machines took "
+        f"{median(waiting):.1f} times as long. {within} of all {len(known)} are in the range that is given.\n"
     )
+
+
+def _in_range(row: Row) -> bool:
+    """Whether the measured step took a time within the range of the simulated one."""
+    given = row.profiles["simulated"].step.time_s
+    return (given.p10 or 0.0) <= (row.value("measured", "step time") or 0.0) <= (given.p90 or math.inf)
 
 
 def _exact_ones(rows: list[Row]) -> str:
@@ -248,9 +293,12 @@ def committed_parts() -> dict[str, str]:
     """The parts as the committed results have them."""
     rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
     parts = written(StepProfile.read(PROFILE), rows, read_rows(EMULATED))
-    measured = read_rows(H100)
-    peaks = peaks_table("H100, peak", measured, ON_AN_H100)
-    parts["measured"] = f"{peaks}\n{on_hardware(H100, measured)}"
+    measured = {card: read_rows(ROOT / "profiles" / card) for card in CARDS}
+    parts["measured"] = "\n".join(
+        f"{peaks_table(f'{card.upper()}, peak', rows, MEASURED[card])}\n"
+        f"{on_hardware(ROOT / 'profiles' / card, rows)}"
+        for card, rows in measured.items()
+    )
     parts["hardware"] = hardware_sentence(measured, read_rows(EMULATED))
     return parts | {"napkin": napkin_error(json.loads(NAPKIN_ERROR.read_text(encoding="utf-8")))}
 

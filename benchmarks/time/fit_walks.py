@@ -60,21 +60,28 @@ class Walked(NamedTuple):
     walk: Walk
     moved_bytes: int
     seconds: float
+    elements: int = 0
+    """Of a walk that counts them, and not bytes."""
 
     @property
     def memory_s(self) -> float:
         """What it would take if memory alone limited it."""
         return memory(find_hardware(self.device), "elementwise", self.moved_bytes, held_share=0.0)
 
+    @property
+    def _of_one(self) -> float:
+        """What one multiprocessor walks through."""
+        return (self.elements or self.moved_bytes) / find_hardware(self.device).sm_count
+
     def rate(self, power: float) -> float:
-        """The bytes a second of one multiprocessor that would explain its time; infinite if memory does."""
+        """The bytes, or elements, a second of one multiprocessor that would explain its time; infinite if
+        memory does."""
         left = self.seconds**power - self.memory_s**power
-        multiprocessors = find_hardware(self.device).sm_count
-        return self.moved_bytes / multiprocessors / left ** (1 / power) if left > 0 else math.inf
+        return self._of_one / left ** (1 / power) if left > 0 else math.inf
 
     def estimated(self, rate: float, power: float) -> float:
         """Its seconds by a rate and a power."""
-        walk_s = self.moved_bytes / rate / find_hardware(self.device).sm_count
+        walk_s = self._of_one / rate
         return (self.memory_s**power + walk_s**power) ** (1 / power)
 
 
@@ -86,7 +93,7 @@ def walked() -> Iterator[Walked]:
         passes = PASSES.get(name.removeprefix("_foreach_")) if name.startswith("_foreach_") else None
         if row["recipe"].startswith("llama-3.2-1b") and passes is not None:
             moved = passes * PARAMETERS * (2 if row["recipe"].endswith("bf16") else 4)
-            yield Walked(device, row["recipe"], "foreach", moved, seconds)
+            yield Walked(device, row["recipe"], "foreach", moved, seconds, PARAMETERS)
             continue
         if name == "dequantize_4bit":
             (packed, *_), (blocks, *_) = json.loads(row["sizes"])[:2]
@@ -110,8 +117,8 @@ def walked() -> Iterator[Walked]:
 
 
 def fit_walks() -> dict[str, Any]:
-    """By walk: `bytes_per_s` of one multiprocessor, the `power` by which memory's time is added to what that
-    takes, and how far off both are."""
+    """By walk: `bytes_per_s` or `elements_per_s` of one multiprocessor, the `power` by which memory's time is
+    added to what that takes, and how far off both are."""
     rows: dict[Walk, list[Walked]] = defaultdict(list)
     for each in walked():
         if each.moved_bytes >= FEWEST_BYTES:
@@ -127,7 +134,8 @@ def fit_walks() -> dict[str, Any]:
                 abs(row.estimated(rate, power) / row.seconds - 1) for row in fitted
             )
         rate, power = min(off, key=lambda each: off[each])
-        found[walk] = {"bytes_per_s": round(rate), "power": power, "count": len(fitted), "source": SOURCE}
+        counted = "elements_per_s" if every[0].elements else "bytes_per_s"
+        found[walk] = {counted: round(rate), "power": power, "count": len(fitted), "source": SOURCE}
         if aside:
             estimated = [row.estimated(rate, power) for row in aside]
             found[walk]["aside"] = residuals([row.seconds for row in aside], estimated)

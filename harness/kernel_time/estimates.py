@@ -155,11 +155,16 @@ def attention(
 
 
 def memory(
-    hardware: Hardware, kind: str, bytes_moved: float, launches: int = 1, held_share: float | None = None
+    hardware: Hardware,
+    kind: str,
+    bytes_moved: float,
+    launches: int = 1,
+    held_share: float | None = None,
+    elements: float = 0.0,
 ) -> float:
     """Seconds of `launches` kernels that memory limits, which move `bytes_moved` in all. `kind`: see LIKE
     (kernel_time/memory_kernels.py). `held_share`: of the bytes, in [0, 1], which the L2 cache holds; None: as
-    in a benchmark that repeats the kernel."""
+    in a benchmark that repeats the kernel. `elements`: of a kind whose walk counts them (foreach)."""
     calibration = hardware.calibration
     if calibration.memory_fraction is not None:
         return bytes_moved / _flat_bandwidth(hardware)
@@ -168,7 +173,9 @@ def memory(
     if (blocks := document()["blocks"].get(kind)) is None:
         return seconds
     # blocks that write little each, or elements one by one: how many multiprocessors work them off counts too
-    blocks_s = bytes_moved / (blocks["bytes_per_s"] * hardware.sm_count)
+    counts = elements if "elements_per_s" in blocks else bytes_moved
+    rate = blocks["elements_per_s"] if "elements_per_s" in blocks else blocks["bytes_per_s"]
+    blocks_s = counts / (rate * hardware.sm_count)
     power = blocks.get("power")
     return max(seconds, blocks_s) if power is None else (seconds**power + blocks_s**power) ** (1 / power)
 

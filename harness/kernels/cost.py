@@ -136,7 +136,10 @@ def operator_cost(
     )
     if not moved or took.kind != "memory":
         return cost
-    held_s, missed_s = (memory(hardware, took.timed_as, moved, held_share=share) for share in (1.0, 0.0))
+    held_s, missed_s = (
+        memory(hardware, took.timed_as, moved, held_share=share, elements=took.elements)
+        for share in (1.0, 0.0)
+    )
     return cost._replace(held_s=held_s, missed_s=missed_s)
 
 

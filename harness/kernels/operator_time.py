@@ -43,6 +43,8 @@ class OperatorTime(NamedTuple):
     """Whether it is as slow as on a device at its power limit (harness/kernel_time/power.py)."""
     timed_as: str = "elementwise"
     """What harness/kernel_time calls a kernel that moves bytes: its class, or how it walks through them."""
+    elements: int = 0
+    """Of lists of tensors: how many elements one list has."""
 
 
 _OPERATORS: dict[KernelClass, str] = {
@@ -100,8 +102,9 @@ def operator_time(
         if kernel == "copy_in":
             kernel = _copy_in(args[0][0].dtype, kwargs["out"].dtype)
         timed_as = walk_of(func, args, out) or kernel
-        seconds = memory(hardware, timed_as, moved) if moved else 0.0
-        return OperatorTime(seconds, "memory", kernel, computes=False, timed_as=timed_as)
+        elements = sum(map(Tensor.numel, args[0])) if timed_as == "foreach" else 0
+        seconds = memory(hardware, timed_as, moved, elements=elements) if moved else 0.0
+        return OperatorTime(seconds, "memory", kernel, False, timed_as=timed_as, elements=elements)
     factor = next(iter(_factors(name, args)), None)
     # one without a rate in the table (int8) counts as fp16, which every device computes in
     dtype = "fp16" if factor is None else _NAMES.get(factor.dtype, "fp16")

@@ -25,8 +25,8 @@ Walk = Literal[
     "log_softmax",
     "log_softmax_backward",
 ]
-"""strided_16: with numbers of 16 bits alone. cast: side by side, but of several dtypes. foreach: over a list
-of tensors. dequantize: bitsandbytes' 4-bit weights."""
+"""strided_16: with numbers of 16 bits alone. cast: side by side, but of several dtypes. foreach: over lists
+of tensors, element by element. dequantize: bitsandbytes' 4-bit weights."""
 
 COPIES = ("copy_", "_to_copy", "clone")
 REDUCTIONS = ("sum",)

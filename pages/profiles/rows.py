@@ -114,7 +114,9 @@ def how_far_off(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def failures(rows: Iterable[Row]) -> Iterator[str]:
-    """Every prediction beyond its bar, with the places where the bytes differ; and what is not predicted."""
+    """Every prediction beyond its bar, with the places where the bytes differ; what is not predicted; and what
+    makes a comparison unfair, each once with how many recipes it is so for."""
+    unfair: dict[str, list[str]] = {}
     for row in rows:
         for (source, quantity), bar in WORST_BARS.items():
             ratio = row.ratio(source, quantity)
@@ -126,7 +128,9 @@ def failures(rows: Iterable[Row]) -> Iterator[str]:
                 yield f"{row.name}: there is no {source} profile"
         on_gpu = row.ran.hardware.kind != "cpu"  # what differs on a CPU is said once
         for note in row.comparison.notes if row.comparison is not None and on_gpu else ():
-            yield f"{row.name}: {note}"
+            unfair.setdefault(note, []).append(row.name)
+    for note, names in unfair.items():
+        yield f"{names[0] if len(names) == 1 else f'{len(names)} recipes'}: {note}"
 
 
 def _places(row: Row, source: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What PyTorch allocated on an H100, against the allocator model and the simulation, to the byte.
+"""What PyTorch allocated on an H100 or H200, against the allocator model and the simulation, to the byte.
 
 tests/recordings/traces was recorded by `make gpu` (benchmarks/gpu_programme) with PyTorch 2.11 and
 transformers 5.17. Simulated with those libraries a recipe makes the recorded requests (`make window`); with
@@ -33,7 +33,7 @@ def trace(request: pytest.FixtureRequest) -> Trace:
 
 
 def test_there_are_recordings() -> None:
-    assert len(RECORDED) == 26
+    assert len(RECORDED) == 27
     assert {*USUAL, *OTHERWISE} < RECORDED.keys()
 
 
