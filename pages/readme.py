@@ -198,8 +198,8 @@ def hardware_sentence(measured: dict[str, list[Row]], emulated: list[Row]) -> st
     waiting = [time for _, those in both for time in those]
     return (
         "[On an H100 and an H200](docs/answers.md#who-checks-the-simulation) the simulation has PyTorch's "
-        f"own counters of {on_cards} full-size recipes to the byte, reserved memory too (what the other "
-        f"keeps depends on values), and of {on_virtual} on a virtual GPU ([our "
+        f"own counters of {on_cards} full-size recipes to the byte, reserved memory too (with int8 weights "
+        f"it depends on values), and of {on_virtual} on a virtual GPU ([our "
         f"results](profiles/README.md)). All kernels of a step together take what is estimated within "
         f"{median(kernels):.1%} in the median of {len(kernels)} steps, and {max(kernels):.1%} at most. A "
         f"step that the GPU limits takes what is simulated within {median(off):.1%} in the median of "

@@ -19,7 +19,8 @@ from pages.parts import ROOT, with_parts, write_or_check
 from pages.profiles.tables import kernels_table
 
 RESULTS = ROOT / "profiles" / "published" / "time.json"
-KERNELS = ROOT / "profiles" / "h100" / "kernels.json"
+CARDS = ("h100", "h200")
+SLOW_HOSTS = ROOT / "profiles" / "cpu" / "slow_hosts.json"
 HOST = ROOT / "profiles" / "cpu" / "host_times.json"
 HOST_CALLS = ROOT / "profiles" / "h100" / "host_calls.json"
 METHODS = ROOT / "profiles" / "published" / "peft.json"
@@ -89,7 +90,11 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
     return {
         "kernels": kernels,
         "step": step,
-        "h100": kernels_table(json.loads(KERNELS.read_bytes())),
+        **{
+            card: kernels_table(json.loads((ROOT / "profiles" / card / "kernels.json").read_bytes()))
+            for card in CARDS
+        },
+        "slow_hosts": _slow_hosts(json.loads(SLOW_HOSTS.read_bytes())),
         "runs": runs,
         "misses": _misses(found["runs"]),
         "recipes": _recipes(found["recipes"]),
@@ -147,6 +152,20 @@ def _host(found: Mapping[str, Any], calls: Mapping[str, Mapping[str, float]]) ->
         f"All together that is {us['mean_us']:.1f} us an operator, in the mean over a step of LoRA. That "
         f"machine's host cannot check these numbers closely: to transpose a tensor, which asks nothing of "
         f"the device, took {min(views):.1f} us in one run and {max(views):.1f} in another."
+    )
+    return textwrap.fill(text, 120, break_long_words=False)
+
+
+def _slow_hosts(found: Mapping[str, Any]) -> str:
+    """How much slower the hosts of measured cards were."""
+    text = (
+        f"Of {found['phases']} forwards and backwards measured on the H100 and the H200, "
+        f"{found['phases_that_waited']} took at least a quarter longer than their kernels can explain. There "
+        f"the host was waited for, and took {found['median']} times as long as the one that estimates take, "
+        f"in the median, and up to {found['slow']} times in nine of ten "
+        f"(`{SLOW_HOSTS.relative_to(ROOT)}`). A range ends where a host would that takes {found['slow']} "
+        "times as long, if kernels do not take longer. Where a calibration says what a host takes for an "
+        "operator (`host_op_s`, below), the range is of the kernels alone."
     )
     return textwrap.fill(text, 120, break_long_words=False)
 

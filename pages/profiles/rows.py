@@ -114,8 +114,8 @@ def how_far_off(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def failures(rows: Iterable[Row]) -> Iterator[str]:
-    """Every prediction beyond its bar, with the places where the bytes differ; what is not predicted; and what
-    makes a comparison unfair, each once with how many recipes it is so for."""
+    """Every prediction beyond its bar, with the places where the bytes differ; what is not predicted; and
+    what makes a comparison unfair, each once with how many recipes it is so for."""
     unfair: dict[str, list[str]] = {}
     for row in rows:
         for (source, quantity), bar in WORST_BARS.items():
