@@ -31,6 +31,7 @@ PUBLISHED = ROOT / "profiles" / "published" / "results.json"
 NAPKIN_ERROR = ROOT / "profiles" / "napkin_error.json"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "answers.md", ROOT / "docs" / "output.md")
 EMULATED = ROOT / "profiles" / "emulated-h200"
+MEASURED_ON = ROOT / "profiles"
 CARDS = ("h100", "h200")
 SLOW_HOSTS = ROOT / "profiles" / "cpu" / "slow_hosts.json"
 PEAKS = ("peak allocated", "peak reserved")
@@ -188,7 +189,7 @@ def hardware_sentence(measured: dict[str, list[Row]], emulated: list[Row]) -> st
     steps = [
         each
         for card in measured
-        for each in json.loads((ROOT / "profiles" / card / "kernels.json").read_bytes())["recipes"].values()
+        for each in json.loads((MEASURED_ON / card / "kernels.json").read_bytes())["recipes"].values()
     ]
     kernels = [abs(each["estimated_ms"] / each["measured_ms"] - 1) for each in steps]
     both = [times_of(card, rows) for card, rows in measured.items()]
@@ -293,10 +294,10 @@ def committed_parts() -> dict[str, str]:
     """The parts as the committed results have them."""
     rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
     parts = written(StepProfile.read(PROFILE), rows, read_rows(EMULATED))
-    measured = {card: read_rows(ROOT / "profiles" / card) for card in CARDS}
+    measured = {card: read_rows(MEASURED_ON / card) for card in CARDS}
     parts["measured"] = "\n".join(
         f"{peaks_table(f'{card.upper()}, peak', rows, MEASURED[card])}\n"
-        f"{on_hardware(ROOT / 'profiles' / card, rows)}"
+        f"{on_hardware(MEASURED_ON / card, rows)}"
         for card, rows in measured.items()
     )
     parts["hardware"] = hardware_sentence(measured, read_rows(EMULATED))
