@@ -32,7 +32,6 @@ NAPKIN_ERROR = ROOT / "profiles" / "napkin_error.json"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "answers.md", ROOT / "docs" / "output.md")
 EMULATED = ROOT / "profiles" / "emulated-h200"
 MEASURED_ON = ROOT / "profiles"
-CARDS = ("h100", "h200")
 SLOW_HOSTS = ROOT / "profiles" / "cpu" / "slow_hosts.json"
 PEAKS = ("peak allocated", "peak reserved")
 BEGIN, END = "<!-- {}: written by pages/readme.py -->\n", "<!-- end of {} -->\n"
@@ -294,7 +293,7 @@ def committed_parts() -> dict[str, str]:
     """The parts as the committed results have them."""
     rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
     parts = written(StepProfile.read(PROFILE), rows, read_rows(EMULATED))
-    measured = {card: read_rows(MEASURED_ON / card) for card in CARDS}
+    measured = {card: read_rows(MEASURED_ON / card) for card in MEASURED}
     parts["measured"] = "\n".join(
         f"{peaks_table(f'{card.upper()}, peak', rows, MEASURED[card])}\n"
         f"{on_hardware(MEASURED_ON / card, rows)}"

@@ -32,24 +32,13 @@ LONGER = 1.25
 """How many times as long as the kernels, at their 90th percentile, a phase took that waited for the host."""
 
 
-class _Device(SimulatedTime):
-    """A clock whose ranges are those of the kernels alone."""
-
-    def range_s(self, phase: str, seconds: float) -> tuple[float, float]:
-        works_s, self.host_works_s[phase] = self.host_works_s[phase], 0.0
-        try:
-            return super().range_s(phase, seconds)
-        finally:
-            self.host_works_s[phase] = works_s
-
-
 def phases_of(path: Path) -> list[dict[str, Any]]:
     """What each phase of one measured profile took, beside its kernels and the work of the simulated host."""
     measured = StepProfile.read(path)
     if measured.oom is not None or measured.recipe["quantization"] == "int8" or measured.recipe["offload"]:
         return []  # values decide about the outliers of an int8 product, and the link is waited for
     hardware = find_hardware(path.parent.name)
-    clock = _Device(hardware)
+    clock = SimulatedTime(hardware)
     recipe = Recipe(**measured.recipe)
     plenty = with_memory(hardware, PLENTY_BYTES)
     simulate(recipe, plenty, Settings(), explain_oom=False, repeat=False, beside=[clock])
@@ -57,7 +46,7 @@ def phases_of(path: Path) -> list[dict[str, Any]]:
     for phase in PHASES:
         took_s = measured.phases[phase].time_s.median
         if took_s is not None:
-            _, kernels_s = clock.range_s(phase, sum(clock.kernels_s[phase].values()))
+            _, kernels_s = clock.kernels_range_s(phase, sum(clock.kernels_s[phase].values()))
             row = {
                 "device": hardware.name,
                 "recipe": path.name.removesuffix(".measured.json"),

@@ -173,9 +173,10 @@ def memory(
     if (blocks := document()["blocks"].get(kind)) is None:
         return seconds
     # blocks that write little each, or elements one by one: how many multiprocessors work them off counts too
-    counts = elements if "elements_per_s" in blocks else bytes_moved
-    rate = blocks["elements_per_s"] if "elements_per_s" in blocks else blocks["bytes_per_s"]
-    blocks_s = counts / (rate * hardware.sm_count)
+    if "elements_per_s" in blocks:
+        blocks_s = elements / (blocks["elements_per_s"] * hardware.sm_count)
+    else:
+        blocks_s = bytes_moved / (blocks["bytes_per_s"] * hardware.sm_count)
     power = blocks.get("power")
     return max(seconds, blocks_s) if power is None else (seconds**power + blocks_s**power) ** (1 / power)
 

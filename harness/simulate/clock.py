@@ -258,9 +258,14 @@ class SimulatedTime:
             stats.communication_s = self.communication_s.get(phase, 0.0)
 
     def range_s(self, phase: str, seconds: float) -> tuple[float, float]:
-        """The range that the `seconds` of a phase are in: with each kernel at the 10th, and at the 90th,
-        percentile of the error of such estimates, all kernels of a kind alike; and up to what a slow host
+        """The range that the `seconds` of a phase are in: that of its kernels, and up to what a slow host
         would take, if its speed is not known."""
+        low, high = self.kernels_range_s(phase, seconds)
+        return low, max(high, self.host_works_s[phase] * slow_host(self.hardware))
+
+    def kernels_range_s(self, phase: str, seconds: float) -> tuple[float, float]:
+        """The same with each kernel at the 10th, and at the 90th, percentile of the error of such estimates,
+        all kernels of a kind alike."""
         taken: dict[KernelKind, float] = dict(self._kinds_s[phase])
         taken["collective"] = self.communication_s.get(phase, 0.0)
         low = high = seconds
@@ -268,8 +273,7 @@ class SimulatedTime:
             spread = range_of(self.hardware, kind)
             low += each_s * (spread.low - 1)
             high += each_s * (spread.high - 1)
-        slow_s = self.host_works_s[phase] * slow_host(self.hardware)
-        return max(0.0, min(low, seconds)), max(high, seconds, slow_s)
+        return max(0.0, min(low, seconds)), max(high, seconds)
 
 
 def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, float]]:
