@@ -239,9 +239,10 @@ def efficient_workspace(query: Tensor, key: Tensor, value: Tensor, dropout_p: fl
     return batch * heads * round_up(elements, 4) * FLOAT_BYTES
 
 
-@kernel("_safe_softmax")
+@kernel("_safe_softmax", again=3)
 def safe_softmax(script: Script, self: Tensor, dim: int, gpu: Gpu) -> None:
-    """transformers/attention.cpp, the math kernel's softmax: rows that are all -inf give 0."""
+    """transformers/attention.cpp, the math kernel's softmax: rows that are all -inf give 0. Four kernels: the
+    softmax, which scores are -inf, whether all of a row, and the result again with 0 for such rows."""
     script.output(0)
     masked = script.take(self.numel())
     rows = script.take(self.numel() // max(1, self.shape[dim]))

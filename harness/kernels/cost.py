@@ -59,7 +59,7 @@ def operator_bytes(func: Any, args: Any, kwargs: dict[str, Any], out: Any, scrip
         moved += size_bytes * (is_read + is_written)
     results = out if isinstance(out, list | tuple) else (out,)
     fresh = [r for r, given in zip(results, given_results(func, results), strict=False) if not given]
-    return moved + tensor_bytes(fresh) * (2 if operator.looks_up else 1)
+    return moved + tensor_bytes(fresh) * ((2 if operator.looks_up else 1) + operator.again)
 
 
 def given_results(func: Any, results: Sequence[Any]) -> list[bool]:

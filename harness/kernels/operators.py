@@ -45,6 +45,8 @@ class Operator:
     """Whether it reads only as many bytes of its first argument as it returns (a loss: one number a row)."""
     scatters: bool = False
     """Whether it touches its first argument only where the values go: as many bytes as these have."""
+    again: int = 0
+    """How many more tensors as large as its result its kernels read or write, as one what another wrote."""
 
 
 OPERATORS: dict[str, Operator] = {}

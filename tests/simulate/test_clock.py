@@ -224,6 +224,8 @@ def test_integer_products_run_on_a_device_without_bf16(name: str) -> None:
             lambda: [meta(1), meta(4, 100), index(4), None, 1, -100, meta(1)],
             2 + 4 * 8 + 2 + 4 * 100 * 2,
         ),
+        # the softmax and a search for -inf read the scores; the result is written, read and written again
+        (aten._safe_softmax.default, lambda: [meta(4, 100), -1], 5 * 4 * 100 * 2),
     ],
 )
 def test_bytes_are_those_a_kernel_reads_and_writes(func: Any, arguments: Any, expected: int) -> None:
