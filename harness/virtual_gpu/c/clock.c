@@ -118,8 +118,10 @@ Operation* virtual_gpu_operation(const char* name, const char* description) {
   while (table[place] && strcmp(table[place]->description, description)) place = (place + 1) % (2 * MAX_OPERATIONS);
   Operation* found = table[place];
   if (!found && num_operations < MAX_OPERATIONS) {
-    found = table[place] = aligned_alloc(64, (sizeof *found + 63) & ~63);
-    memset(found, 0, sizeof *found);
+    // side by side: a program calls most of them in the order in which it called them first
+    static Operation* side_by_side;
+    if (num_operations % 256 == 0) side_by_side = aligned_alloc(64, 256 * sizeof *found);
+    found = table[place] = memset(side_by_side++, 0, sizeof *found);
     found->name = strdup(name), found->description = strdup(description), found->took_ns = -1;
     all[num_operations++] = found;
   }
@@ -194,11 +196,10 @@ typedef struct {
   int64_t arrives;
   uint32_t call;
 } Pending;
-static __thread Operation* operator_now;
-static __thread int64_t operator_takes;  // ns, of all its kernels
-static __thread int launched_now, pending_now, room;
+__thread Thread virtual_gpu_thread __attribute__((aligned(64)));
+#define thread virtual_gpu_thread
+static __thread int room;
 static __thread Pending* pending;
-
 static __thread char products[512];  // the operator's matrix products, until it is estimated
 
 static double eased = 1;
@@ -214,28 +215,29 @@ static int64_t takes(const Operation* what, double missed_share) {
 int64_t virtual_gpu_computed(void) { return __atomic_load_n(&computed, __ATOMIC_RELAXED); }
 void virtual_gpu_ease(double factor) { eased = factor; }
 void virtual_gpu_begin_operator(Operation* what, double missed_share) {
-  operator_now = what, launched_now = pending_now = products[0] = 0;
-  operator_takes = takes(what, missed_share);
+  if (what->took_ns < 0) products[0] = 0;
+  thread.runs = what, thread.launched = thread.pending = 0;
+  thread.takes = takes(what, missed_share);
 }
 const char* virtual_gpu_products(void) { return products; }
 int virtual_gpu_end_operator(void) {
-  int left = pending_now;
-  if (!left) operator_now = NULL;
+  int left = thread.pending;
+  if (!left) thread.runs = NULL;
   return left;
 }
 // The time in ns of the kernel that an operator launches at this place, from 0.
 static int64_t share(const Operation* what, int place) {
   int64_t others = bare_ns * (what->kernels - 1);
   if (place >= what->kernels) return bare_ns;  // more than when it was estimated
-  if (what->product && others < operator_takes / 2) return place + 1 == what->product ? operator_takes - others : bare_ns;
-  return operator_takes * (place + 1) / what->kernels - operator_takes * place / what->kernels;
+  if (what->product && others < thread.takes / 2) return place + 1 == what->product ? thread.takes - others : bare_ns;
+  return thread.takes * (place + 1) / what->kernels - thread.takes * place / what->kernels;
 }
 void virtual_gpu_place_pending(double missed_share) {
-  Operation* what = operator_now;
-  int count = pending_now, all = launched_now;
-  operator_now = NULL, pending_now = 0;
+  Operation* what = thread.runs;
+  int count = thread.pending, all = thread.launched;
+  thread.runs = NULL, thread.pending = 0;
   if (what->took_ns < 0) virtual_gpu_estimated(what, bare_ns * count, "unknown", 0, 1);
-  operator_takes = takes(what, missed_share);
+  thread.takes = takes(what, missed_share);
   int products = 0;
   for (int i = 0; i < count; i++)
     if (pending[i].kernel.is_product) products++, what->product = i + 1;
@@ -249,7 +251,7 @@ void virtual_gpu_place_pending(double missed_share) {
 }
 void virtual_gpu_launched(const Kernel* kernel, void* stream) {
   if (!estimate) return;
-  Operation* what = operator_now;
+  Operation* what = thread.runs;
   uint32_t call = virtual_gpu_is_recording() ? virtual_gpu_record_call(LAUNCH_KERNEL) : 0;
   int64_t arrives = virtual_gpu_now() + launch_ns;
   if (!what) {
@@ -260,10 +262,10 @@ void virtual_gpu_launched(const Kernel* kernel, void* stream) {
     put(what, kernel, stream, what->took_ns, arrives, NULL, NULL);
     return;
   }
-  int place = launched_now++;
+  int place = thread.launched++;
   if (what->took_ns < 0 || !what->kernels) {
-    if (pending_now == room) pending = realloc(pending, (room = room ? 2 * room : 64) * sizeof *pending);
-    pending[pending_now++] = (Pending){*kernel, stream, arrives, call};
+    if (thread.pending == room) pending = realloc(pending, (room = room ? 2 * room : 64) * sizeof *pending);
+    pending[thread.pending++] = (Pending){*kernel, stream, arrives, call};
     return;
   }
   put(what, kernel, stream, share(what, place), arrives, NULL, NULL);
@@ -298,13 +300,13 @@ void virtual_gpu_multiplied(int type, long m, long n, long k, int batch, void* s
                    : type == CUDA_R_32F ? "cublas_gemm_fp32"
                                         : "cublas_gemm",
                    {1, 1, 1}, {256, 1, 1}, 0, 1};
-  if (operator_now && operator_now->took_ns >= 0) {
+  if (thread.runs && thread.runs->took_ns >= 0) {
     virtual_gpu_launched(&kernel, stream);
     return;
   }
   char shape[128], text[160];
   snprintf(shape, sizeof shape, "%s %ld %ld %ld %d;", dtype, m, n, k, batch);
-  if (operator_now) {
+  if (thread.runs) {
     strncat(products, shape, sizeof products - strlen(products) - 1);
     virtual_gpu_launched(&kernel, stream);
     return;
@@ -379,7 +381,6 @@ int64_t virtual_gpu_device_worked(int device) {
 }
 
 // ---- for Python: what a device did
-
 void virtual_gpu_account(int device, Account* to) {
   pthread_mutex_lock(&lock);
   *to = accounts[virtual_gpu_slot(device) & 63];

@@ -39,7 +39,7 @@ typedef struct Operation {
   uint64_t step_calls, calls_before;  // calls in the last whole step, and until that step ended
   int64_t step_ns, ns_before;         // the times of these
   const char* accesses;  // a letter for each argument, '|', and one for each result: r is read, w written, b both, - neither
-} Operation;
+} __attribute__((aligned(64))) Operation;
 
 // A kernel as it was launched, for profilers.
 typedef struct {
@@ -74,6 +74,15 @@ void virtual_gpu_cached(Operation* what, int64_t held_ns, int64_t missed_ns, con
 // Note that kernels touch these and their results. Returns the share of the bytes that they wait for memory for.
 double virtual_gpu_missed_share(const Touch* touches, int count, Results results);
 Results virtual_gpu_results(const Touch* touches, int count);  // note that these were written just now
+
+// What is known of a thread, in one line of the processor's cache.
+typedef struct {
+  Operation* runs;        // the operator that was begun and has not ended; NULL between operators
+  int64_t takes;          // ns, of all the operator's kernels
+  int launched, pending;  // its kernels so far; how many of them wait for its estimate
+  void* last;             // for operators.cpp: the description of the last operator
+} Thread;
+extern __thread Thread virtual_gpu_thread;
 
 // The operator that this thread runs: its kernels take the time that was estimated for it, of which `missed_share` waits
 // for memory. If it was not estimated yet, its kernels are pending; `end` says how many are.

@@ -26,12 +26,12 @@ using c10::IValue;
 using Values = c10::ArrayRef<IValue>;
 using Touches = c10::SmallVector<Touch, 4>;
 
-// An operator with shapes that was described. What every call needs lies together: each line of the processor's cache
-// that has to be read again is a good part of what a call costs.
-struct alignas(64) Known {
-  std::atomic<uint64_t> hash = 0;  // 0 before the rest is written
+// An operator with shapes that was described. Each line of the processor's cache that has to be read again is a good part
+// of what a call costs: what a call needs lies together, and what was described one after the other is side by side.
+struct alignas(128) Known {
+  uint64_t hash = 0;
   Operation* what = nullptr;
-  Known* next = nullptr;  // what followed last time, for the processor to read it before it is needed
+  Known* next = nullptr;  // what followed last time
   std::atomic<const Touch*> touched = nullptr;  // the arguments that its kernels touch; null until it was estimated
   int num_touched = 0;
   char results[12] = {};  // a letter for each, as in Operation::accesses
@@ -40,15 +40,16 @@ struct alignas(64) Known {
 };
 
 std::mutex lock;
-Known known[1 << 13];                               // by hash: it is read without the lock, and nothing in it changes place
-std::unordered_map<uint64_t, Known> known_besides;  // those that came second to a place
+std::atomic<Known*> known[1 << 13];                  // by hash, read without the lock
+std::unordered_map<uint64_t, Known*> known_besides;  // those that came second to a place
+Known* new_known() {
+  constexpr int TOGETHER = 256;
+  static Known* side_by_side;
+  static int used = TOGETHER;
+  if (used == TOGETHER) side_by_side = new Known[TOGETHER], used = 0;
+  return &side_by_side[used++];
+}
 void (*estimate)(Operation*, const char* inputs, const char* products);
-Known none;
-struct Thread {
-  Known* last = &none;
-  bool is_inside = false;  // an operator that was described: those that it calls are not
-};
-constinit thread_local Thread this_thread;
 
 void mix(uint64_t& hash, uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull ^ hash >> 29; }
 
@@ -207,26 +208,25 @@ class Watch final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
     if (has_new) watch_new();
     Values inputs = torch::jit::last(*stack, arguments);
-    Thread& thread = this_thread;
-    Known* found = thread.is_inside ? nullptr : describe(op, inputs);
+    Thread& thread = virtual_gpu_thread;
+    // operators that one calls which was described are not
+    Known* found = thread.runs ? nullptr : describe(op, inputs, (Known*)thread.last);
     if (!found) return original.callBoxed(op, keys, stack);
-    if (thread.last->next != found) thread.last->next = found;
+    __builtin_prefetch(found->what);
+    if (thread.last) ((Known*)thread.last)->next = found;
     thread.last = found;
     __builtin_prefetch(found->next);
     Touches touches;  // of an operator that was not estimated: these are gone when it returns
     if (!found->touched) touches = find_touched(inputs);
     if (!found->touched && found->what->accesses) learn_accesses(*found, touches);
     virtual_gpu_begin_operator(found->what, found->touched ? missed_share(found->what, touched_by(*found, inputs)) : 0);
-    thread.is_inside = true;
     try {
       original.callBoxed(op, keys, stack);
     } catch (...) {
       end(*found, touches);
-      thread.is_inside = false;
       throw;
     }
     end(*found, touches);
-    thread.is_inside = false;
     if (!found->touched) return;
     Touches written = find_touched(torch::jit::last(*stack, results));
     keep_accessed(found->results, written);
@@ -235,29 +235,35 @@ class Watch final : public c10::OperatorKernel {
 
  private:
   // Null for tensors that stand for others: the operators on those are described instead.
-  Known* describe(const c10::OperatorHandle& op, Values inputs) const {
+  Known* describe(const c10::OperatorHandle& op, Values inputs, const Known* last) const {
     // whether a checkpointed block runs again: within backward, and recording operators for it
     bool again = c10::GradMode::is_enabled() && torch::autograd::get_current_node().get() != nullptr;
     uint64_t hash = (uint64_t)this + again;
     if (is_embedding) count_tokens(inputs);
     for (const IValue& value : inputs)
       if (!mix_value(hash, value)) return nullptr;
-    Known* found = &known[hash % std::size(known)];
-    if (found->hash == hash) return found;
+    Known* found = last ? last->next : nullptr;
+    if (found && found->hash == hash) return found;
+    std::atomic<Known*>& place = known[hash % std::size(known)];
+    found = place;
+    if (found && found->hash == hash) return found;
     std::lock_guard<std::mutex> guard(lock);
-    if (found->hash && found->hash != hash) found = &known_besides[hash];
-    if (!found->hash) {
-      const auto& [name, overload] = op.operator_name();
-      std::ostringstream text;
-      write_list(text, inputs);
-      found->inputs = text.str();
-      std::string description = name + '.' + overload + (again ? " again " : " ") + found->inputs;
-      // kernels/triton_kernels.py: its kernel has a name of its own
-      bool is_triton = name.starts_with("harness::") && name.ends_with("triton_kernel");
-      found->what = virtual_gpu_operation((is_triton ? inputs.back().toStringRef() : name).c_str(), description.c_str());
-      found->what->is_repeated = again;
-      found->hash = hash;
-    }
+    found = place;
+    if (found && found->hash != hash) found = known_besides[hash];
+    if (found) return found;
+    found = new_known();
+    const auto& [name, overload] = op.operator_name();
+    std::ostringstream text;
+    write_list(text, inputs);
+    found->inputs = text.str();
+    std::string description = name + '.' + overload + (again ? " again " : " ") + found->inputs;
+    // kernels/triton_kernels.py: its kernel has a name of its own
+    bool is_triton = name.starts_with("harness::") && name.ends_with("triton_kernel");
+    found->what = virtual_gpu_operation((is_triton ? inputs.back().toStringRef() : name).c_str(), description.c_str());
+    found->what->is_repeated = again;
+    found->hash = hash;
+    if (!place) place = found;
+    else known_besides[hash] = found;
     return found;
   }
   // Puts the kernels on their streams that were launched before the operator was estimated, which touch these.
