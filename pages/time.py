@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.time import CARDS
 from harness.hardware import all_hardware
 from harness.kernel_time.parameters import document
 from harness.report.table import markdown_table
@@ -19,7 +20,6 @@ from pages.parts import ROOT, with_parts, write_or_check
 from pages.profiles.tables import kernels_table
 
 RESULTS = ROOT / "profiles" / "published" / "time.json"
-CARDS = ("h100", "h200")
 SLOW_HOSTS = ROOT / "profiles" / "cpu" / "slow_hosts.json"
 HOST = ROOT / "profiles" / "cpu" / "host_times.json"
 HOST_CALLS = ROOT / "profiles" / "h100" / "host_calls.json"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks.gpu_programme.kernels import host_link, host_optimizer, random
+from benchmarks.gpu_programme.kernels import host_link, host_optimizer, host_speed, random
 from benchmarks.gpu_programme.tasks import Context, Piece, Result
 from harness.hardware.hardware import find_hardware
 
@@ -47,12 +47,7 @@ def launch(context: Context) -> Result:
 
     device = torch.device(context.device)
     used_before = _used_bytes() if context.device == "cuda" else None
-    small = torch.zeros(1, device=device)
-    count = 1000
-    began = time.perf_counter()
-    for _ in range(count):
-        small.add_(1)
-    alone_s = (time.perf_counter() - began) / count  # until launched, not until done
+    alone_s = host_speed(context)["operator_s"]
     tiny = {"model": "tiny-llama-bytes", "seq_len": 8}
     training, batches = set_up(Recipe(**HOST_BOUND | (tiny if context.tiny else {})), device, Unobserved())
 

@@ -1,4 +1,4 @@
-"""Rates of copies and of the host's optimizer, and the time of a kernel, for the part "calibrate"."""
+"""Rates of copies and of the host's optimizer, the time of a kernel, and the host's speed."""
 
 import statistics
 import time
@@ -10,6 +10,9 @@ from benchmarks.gpu_programme.tasks import Context, Result
 REPEATS = 20
 HIDDEN = 4096
 """Of Llama-3.1-8B, whose weights the optimizer's are as large as."""
+OPERATORS = 500
+"""How many are launched to see how fast a process is: fewer than a device's queue holds."""
+TURNS = 500_000
 
 
 def host_link(context: Context) -> Result:
@@ -90,3 +93,25 @@ def random(context: Context, shape: Sequence[int], dtype: Any) -> Any:
     import torch
 
     return torch.randn(shape, dtype=dtype, device=context.device)
+
+
+def host_speed(context: Context) -> Result:
+    """Seconds of one operator on one number, until it is launched, and of a turn of a loop in Python."""
+    import torch
+
+    small = torch.zeros(1, device=context.device)
+    for _ in range(2):  # the first time loads the kernel
+        began = time.perf_counter()
+        for _ in range(OPERATORS):
+            small.add_(1)
+        launched = time.perf_counter()
+        if context.device == "cuda":
+            torch.cuda.synchronize()
+    turned = time.perf_counter()
+    total = 0
+    for turn in range(TURNS):
+        total += turn
+    return {
+        "operator_s": (launched - began) / OPERATORS,
+        "python_s": (time.perf_counter() - turned) / TURNS,
+    }

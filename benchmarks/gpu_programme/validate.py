@@ -2,19 +2,16 @@
 "processes": how far the step's times of one recipe's processes are apart."""
 
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_programme.kernels import host_speed
 from benchmarks.gpu_programme.recipes import CASES, HOST_BOUND, VALIDATE, Spec
 from benchmarks.gpu_programme.tasks import LIGER_IS_TRITON, Context, Piece, Result, modules_of
 from harness.run_folder.run_folder import RunFolder
 
 PROCESSES = 3
-OPERATORS = 500
-"""How many are launched to see how fast a process is: fewer than a device's queue holds."""
-TURNS = 500_000
 
 
 def pieces(context: Context) -> list[Piece]:
@@ -72,29 +69,7 @@ def step_times(context: Context, spec: Spec, history: bool) -> Result:
         "recipe": spec.name,
         "step_s": profile["step"]["time_s"]["median"],
         "phases_s": phases,
-        **_host_speed(context),
-    }
-
-
-def _host_speed(context: Context) -> Result:
-    """Seconds of one operator on one number, until it is launched, and of a turn of a loop in Python."""
-    import torch
-
-    small = torch.zeros(1, device=context.device)
-    for _ in range(2):  # the first time loads the kernel
-        began = time.perf_counter()
-        for _ in range(OPERATORS):
-            small.add_(1)
-        launched = time.perf_counter()
-        if context.device == "cuda":
-            torch.cuda.synchronize()
-    turned = time.perf_counter()
-    total = 0
-    for turn in range(TURNS):
-        total += turn
-    return {
-        "operator_s": (launched - began) / OPERATORS,
-        "python_s": (time.perf_counter() - turned) / TURNS,
+        **host_speed(context),
     }
 
 

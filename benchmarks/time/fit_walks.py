@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.time import CARDS
 from benchmarks.time.residuals import residuals
 from harness.hardware.hardware import find_hardware
 from harness.kernel_time import memory
@@ -25,7 +26,6 @@ from harness.kernels.cost import operator_bytes, tensor_bytes
 from harness.kernels.walks import BY_NAME, Walk, walk_of
 from harness.system.locations import profiles_folder
 
-DEVICES = ("h100", "h200")
 POWERS = (1.0, 1.5, 2.0, 3.0, 4.0)
 """See harness.kernel_time.memory: the higher, the less does the shorter of two times count."""
 ASIDE = ("gemma-2-2b-lora", "gpt2-medium-lora")
@@ -33,7 +33,7 @@ FEWEST_BYTES = 8e6
 """Of smaller kernels the launch is a large part."""
 MANY = 512
 """The shortest side of a product whose rate is taken."""
-SOURCE = " and ".join(f"profiles/{device}/kernels.csv.gz" for device in DEVICES)
+SOURCE = " and ".join(f"profiles/{device}/kernels.csv.gz" for device in CARDS)
 DTYPES = {
     "float": torch.float32,
     "c10::BFloat16": torch.bfloat16,
@@ -182,7 +182,7 @@ def _products(dtype: str) -> Iterator[tuple[str, str, tuple[int, int, int], floa
 
 def _table() -> Iterator[tuple[str, dict[str, str]]]:
     """Every row of each device's table."""
-    for device in DEVICES:
+    for device in CARDS:
         path = profiles_folder() / device / "kernels.csv.gz"
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):

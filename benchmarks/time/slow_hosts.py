@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.command import parser_of
+from benchmarks.time import CARDS
 from harness.allocator import Settings
 from harness.hardware import PLENTY_BYTES, find_hardware, with_memory
 from harness.kernel_time.parameters import FILE
@@ -26,7 +27,6 @@ from harness.system import write_whole
 from harness.system.locations import profiles_folder
 
 PHASES = ("forward", "backward")
-CARDS = ("h100", "h200")
 PERCENTILE = 90
 LONGER = 1.25
 """How many times as long as the kernels, at their 90th percentile, a phase took that waited for the host."""
