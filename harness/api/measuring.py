@@ -32,7 +32,8 @@ def run(
     GPU, else the CPU. `out`: the folder for profile.json, recipe.yaml, log.jsonl and snapshot.pickle; None
     takes profiles/runs/<recipe>-<time>. `snapshot`: whether to record the memory history. `phases` and
     `evaluation` as in harness.simulate: an evaluation and a checkpoint after the training steps. `track`: the
-    experiment trackers to report to, as in "tensorboard,wandb"; their messages go to stderr.
+    experiment trackers to tell the run when it is over, as in "tensorboard,wandb"; their messages go to
+    stderr.
 
     Returns the profile. A run that is interrupted, runs out of memory or is stopped by a nan loss returns
     one too, with `complete` false and `oom` or `not_finite` filled. Raises InputError for wrong arguments, a
@@ -45,6 +46,8 @@ def run(
     quiet_libraries()
     from harness.training import undisturbed
 
-    tell = track_run(trackers, folder, loaded, lambda words: print(words, file=sys.stderr))
-    with tell, undisturbed():
-        return measured(loaded, folder, device, snapshot=snapshot, after=after)
+    with undisturbed():
+        profile = measured(loaded, folder, device, snapshot=snapshot, after=after)
+    fields = loaded.model_dump(mode="json")
+    track_run(trackers, folder.path, name, fields, lambda words: print(words, file=sys.stderr))
+    return profile

@@ -53,7 +53,8 @@ Track = Annotated[
         "--track",
         metavar="NAME",
         envvar="HARNESS_TRACK",
-        help="Tell an experiment tracker too: tensorboard, wandb, mlflow, trackio, ... Several with commas.",
+        help="At the end, tell an experiment tracker: tensorboard, wandb, mlflow, trackio, ... Several with "
+        "commas.",
     ),
 ]
 Phases = Annotated[

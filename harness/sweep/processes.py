@@ -21,26 +21,27 @@ from harness.sweep.cell import Outcome, answer, answer_in_process
 from harness.sweep.folder import KEPT, cell_key, read_outcome, write_outcome
 from harness.sweep.launchers import Question, RemoteLauncher, outcomes
 from harness.sweep.plan import Cell, Plan
-from harness.track import Job, profile_values, recipe_config
+from harness.track import Told, profile_values, recipe_config
 
 
-def tracked_cells(plan: Plan, rows: "Iterable[Row]", folder: Path, files: Sequence[Path]) -> list[Job]:
-    """A tracker's job for each cell that was answered now and has a profile, and one that keeps the sweep's
-    `files`. Cells that were kept before are left out: the tracker has them already. The caller sets the jobs'
-    `tracker`.
+def tracked_cells(plan: Plan, rows: "Iterable[Row]", folder: Path, files: Sequence[Path]) -> list[Told]:
+    """A run for the trackers for each cell that was answered now and has a profile, and one that keeps the
+    sweep's `files`. Cells that were kept before are left out: the tracker has them already.
     """
-    jobs: list[Job] = []
+    runs: list[Told] = []
     for row in rows:
         recipe, profile = row.cell.recipe, row.outcome.profile
         if row.kept or recipe is None or profile is None:
             continue
         config = recipe_config(recipe.model_dump(mode="json"))
         config |= {"hardware": profile.hardware.name, "status": row.outcome.status}
-        jobs.append(Job("", str(folder), f"{plan.name} {row.cell.label}", config, profile_values(profile)))
-    if jobs:
+        name, steps = f"{plan.name} {row.cell.label}", [(0, profile_values(profile))]
+        runs.append(Told(name, str(folder), config, steps))
+    if runs:
         config = recipe_config({"recipe": plan.name, "source": plan.kind, **plan.axes})
-        jobs.append(Job("", str(folder), f"{plan.name} sweep", config, {}, [str(file) for file in files]))
-    return jobs
+        kept = [str(file) for file in files]
+        runs.append(Told(f"{plan.name} sweep", str(folder), config, [], files=kept))
+    return runs
 
 
 # imported once by the server that cells are forked from

@@ -1,6 +1,6 @@
 """A measurement with its progress on stderr, for every command that runs a recipe on this machine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from harness.cli.terminal.progress import RunProgress
@@ -25,17 +25,14 @@ def measured_with_progress(
     *,
     snapshot: bool = True,
     after: "AfterStep | None" = None,
-    trackers: Sequence[str] = (),
     quiet: bool = False,
     alive: Callable[[str], None] | None = None,
 ) -> StepProfile:
-    """`measured` (answers/one_answer.py) with its progress on stderr, and `trackers` that follow its log. A
-    run on a CPU that takes more than LONG_S says so when its first step begins. With `quiet`, for all ranks
-    but one, nothing is shown.
+    """`measured` (answers/one_answer.py) with its progress on stderr. A run on a CPU that takes more than
+    LONG_S says so when its first step begins. With `quiet`, for all ranks but one, nothing is shown.
     """
     from harness.answers import forecast_on_cpu, measured
     from harness.measure import chosen_device, total_steps
-    from harness.track import track_run
 
     if quiet:
         return measured(recipe, folder, device, snapshot=snapshot, after=after, alive=alive)
@@ -50,8 +47,7 @@ def measured_with_progress(
         if alive is not None:
             alive(doing)
 
-    following = track_run(trackers, folder, recipe, lambda words: say(log, words, whole=True))
-    with following, RunProgress(log, total_steps(recipe), forecast and forecast.step_s) as progress:
+    with RunProgress(log, total_steps(recipe), forecast and forecast.step_s) as progress:
         return measured(recipe, folder, device, progress, snapshot=snapshot, after=after, alive=began)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
@@ -17,7 +17,7 @@ from harness.system import FolderLock, complain, is_held, quiet_libraries
 
 if TYPE_CHECKING:
     from harness.launch import PlaceInRanks
-    from harness.run_folder import RankFolder, RunFolder
+    from harness.run_folder import RankFolder
     from harness.training import AfterStep
 
 MOST_RANKS_OF_A_PROCESSOR = 8
@@ -37,8 +37,6 @@ class RunOptions:
     device: str | None
     patience_s: float
     """The longest that a rank may be silent, or wait for the others, in seconds."""
-    trackers: list[str]
-    """The trackers that the run is reported to, by one process whatever the number of ranks."""
     after: AfterStep | None
     """What follows the training steps."""
 
@@ -60,21 +58,20 @@ def run_here(name: str, recipe: Recipe, options: RunOptions) -> tuple[StepProfil
     folder = run.path
     is_new = not folder.exists()
     run.forget_ranks()
-    with _following(options, run, recipe):
-        # every rank runs this very command; PyTorch's agent tells it which rank it is, and how many there are
-        again = [sys.executable, "-m", "harness", *sys.argv[1:], "--out", str(folder)]
-        ending = start_ranks(again, recipe.world_size, options.patience_s)
-        reason, status = ending.reason, ending.status
-        # this run's own profile is written below, so one that is there already is another run's
-        taken = is_held(folder) or (options.resume is None and (folder / "profile.json").exists())
-        profiles = {} if taken else profiles_of_ranks(folder)
-        if not profiles:
-            if is_new:
-                with suppress(OSError, InputError):  # rank 0 may have made it and written nothing into it
-                    FolderLock(folder, "--out").release()  # removes the lock file of a rank that was killed
-                    folder.rmdir()
-            return None, folder, complain(reason or "no rank left a profile", status or 1)
-        profile = put_folder_together(folder, profiles, recipe.world_size, reason)
+    # every rank runs this very command; PyTorch's agent tells it which rank it is, and how many there are
+    again = [sys.executable, "-m", "harness", *sys.argv[1:], "--out", str(folder)]
+    ending = start_ranks(again, recipe.world_size, options.patience_s)
+    reason, status = ending.reason, ending.status
+    # this run's own profile is written below, so one that is there already is another run's
+    taken = is_held(folder) or (options.resume is None and (folder / "profile.json").exists())
+    profiles = {} if taken else profiles_of_ranks(folder)
+    if not profiles:
+        if is_new:
+            with suppress(OSError, InputError):  # rank 0 may have made it and written nothing into it
+                FolderLock(folder, "--out").release()  # removes the lock file of a rank that was killed
+                folder.rmdir()
+        return None, folder, complain(reason or "no rank left a profile", status or 1)
+    profile = put_folder_together(folder, profiles, recipe.world_size, reason)
     if reason is not None:
         left = len(profiles)
         kept = f"{left} of {recipe.world_size} ranks left a profile, which is marked incomplete"
@@ -92,14 +89,6 @@ def _warn_of_many_ranks(recipe: Recipe) -> None:
             "tells what one rank takes: `harness simulate` with --rank, or `harness emulate --gpu NAME "
             f"--world-size {ranks} --rank 0 -- harness run ...`",
         )
-
-
-def _following(options: RunOptions, run: RunFolder, recipe: Recipe) -> AbstractContextManager[Any]:
-    """Inside, the trackers follow the run's log."""
-    from harness.track import track_run
-
-    log = Terminal(stderr=True)
-    return track_run(options.trackers, run, recipe, lambda words: say(log, words, whole=True))
 
 
 def run_as_rank(
@@ -126,21 +115,19 @@ def run_as_rank(
             folder = _agreed(name, recipe, options, place)
         signs = SignsOfLife(place)
         speaks = place.rank == 0 or runs_alone()
-        tells = speaks and not place.watched  # else the process that started the ranks tells the trackers
-        with _following(options, folder, recipe) if tells else nullcontext():
-            profile = measured_with_progress(
-                recipe,
-                folder,
-                device,
-                snapshot=options.snapshot,
-                quiet=not speaks,
-                alive=signs.tell,
-                after=options.after,
-            )
-            signs.tell("")
-            if isinstance(folder, RankFolder) and not place.watched and profile.complete:
-                return _gathered(profile, folder, place), folder.path
-            return profile, folder.path
+        profile = measured_with_progress(
+            recipe,
+            folder,
+            device,
+            snapshot=options.snapshot,
+            quiet=not speaks,
+            alive=signs.tell,
+            after=options.after,
+        )
+        signs.tell("")
+        if isinstance(folder, RankFolder) and not place.watched and profile.complete:
+            return _gathered(profile, folder, place), folder.path
+        return profile, folder.path
 
 
 def _gathered(profile: StepProfile, folder: RankFolder, place: PlaceInRanks) -> StepProfile | None:

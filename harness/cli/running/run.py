@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -119,14 +120,15 @@ def run(
     after = what_follows(loaded, phases, *how)
     from harness.cli.running.measuring import measured_with_progress
     from harness.run_folder import RunFolder
-    from harness.track import tracker_names
+    from harness.track import track_run, tracker_names
+    from harness.virtual_gpu import runs_alone
 
     trackers = tracker_names(track or [])
     with stdout_kept_for_json(as_json):
         quiet_libraries()
         status = None
         if loaded.distributed:
-            options = RunOptions(out, resume, snapshot, device, patience, trackers, after)
+            options = RunOptions(out, resume, snapshot, device, patience, after)
             if place is None:
                 profile, path, status = run_here(name, loaded, options)
             else:
@@ -135,9 +137,7 @@ def run(
                 raise typer.Exit(_status(profile, loaded) if profile and status is None else status or 0)
         else:
             folder = RunFolder(out, name, loaded, resume)
-            profile = measured_with_progress(
-                loaded, folder, device, snapshot=snapshot, after=after, trackers=trackers
-            )
+            profile = measured_with_progress(loaded, folder, device, snapshot=snapshot, after=after)
             path = folder.path
         people = Terminal(stderr=as_json)
         say(people, f"{name}: {loaded.model} on {profile.hardware.name}")
@@ -145,6 +145,9 @@ def run(
         for line in between_steps_in_words(profile):
             say(people, line)
         say(people, f"run folder: {path}", whole=True)
+        if place is None or place.rank == 0 or runs_alone():  # else rank 0 tells
+            told = partial(say, Terminal(stderr=True), whole=True)
+            track_run(trackers, path, name, loaded.model_dump(mode="json"), told)
     if as_json:
         print(profile.to_json())
     raise typer.Exit(_status(profile, loaded) if status is None else status)

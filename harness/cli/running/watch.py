@@ -2,6 +2,7 @@
 
 import shlex
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -66,7 +67,7 @@ def watch(
     """Run any training command and record where its bytes and milliseconds go."""
     from harness.cli.running.watch_fit import watch_and_fit
     from harness.run_folder import new_path, without_secrets
-    from harness.track import followed, tracker_names
+    from harness.track import track_run, tracker_names
     from harness.virtual_gpu import Options
     from harness.watching import parse_steps, parse_values, run_watched
 
@@ -76,17 +77,14 @@ def watch(
     devices = [None] if gpu is None else [Options(each.strip(), gpus) for each in gpu.split(",")]
     if fit is not None or len(devices) > 1:
         if trackers:
-            raise InputError(
-                "--track follows one run of a program: leave it out with --fit and several --gpu."
-            )
+            raise InputError("--track tells one run of a program: leave it out with --fit and several --gpu.")
         values = None if fit is None else parse_values(fit)
         raise typer.Exit(watch_and_fit(people, command, recorded, folder, devices, values))
     about = {"command": shlex.join(without_secrets(command))}
-    with followed(trackers, folder, name, about, lambda words: say(people, words, whole=True)):
-        status = run_watched(command, recorded, folder, devices[0])
-
+    status = run_watched(command, recorded, folder, devices[0])
     if _show(people, folder, status, gpu):
         say(people, f"run folder: {folder}", whole=True)
+        track_run(trackers, folder, name, about, partial(say, people, whole=True))
     else:
         ended = f"nothing was recorded, and the command ended with status {status}."
         complain(ended if status else NOTHING_RECORDED, 1)
