@@ -1,9 +1,9 @@
 """The web server of `harness serve`, over a folder of runs. Imports no torch.
 
 It listens on 127.0.0.1 only and answers GET and HEAD. / is the page of a question, whose address holds the
-question; /runs lists the runs (/runs?page=2 goes on, /runs?filter=words searches); /report?run=NAME is the
-page of one of them. A name is looked up in the list and never used as a path. A Host header that is not this
-server's own is refused, so that a page of the web cannot reach it under a name of its own (DNS rebinding).
+question; /runs lists the runs; /report?run=NAME is the page of one of them. A name is looked up in the list
+and never used as a path. A Host header that is not this server's own is refused, so that a page of the web
+cannot reach it under a name of its own (DNS rebinding).
 
 The page of a question gets its answers from /answer, /cards and /simulate, with a header that no other page
 can send. harness/ask decides what a question may name. Simulations run one at a time, and each is killed
@@ -26,7 +26,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from harness.ask import arithmetic, cards
 from harness.errors import HarnessError, InputError
@@ -39,12 +39,8 @@ from harness.units import in_gib, in_ms
 ADDRESS = "127.0.0.1"
 MOST_COMPARED = 4
 """The most runs that one report compares."""
-A_PAGE = 500
-"""The rows of the list on one page."""
-LONGEST_FILTER = 200
-"""The most characters of the words that the list is searched for."""
 MOST_PAGES = 8
-"""The most reports, and the most pages of the list, that are kept in memory, 5 MB each and more."""
+"""The most reports that are kept in memory, 5 MB each and more."""
 READ_TIMEOUT_S = 30
 """How long a connection may be silent, in seconds."""
 WAITING_CONNECTIONS = 1024
@@ -83,9 +79,8 @@ class Pages:
         self.index = Index(folder)
         self.simulator = Simulator()
         self._cached_report = lru_cache(MOST_PAGES)(lambda *entries: _page_of(entries))
-        self._lists: dict[tuple[str, int], str] = {}
-        """Pages of the list of `_listed`, by the words that are searched for and the number of the page."""
-        self._listed: list[Entry] = []
+        self._listed: tuple[list[Entry], str] = [], ""
+        """The last list of entries, and its page."""
         self._one_at_a_time = threading.Lock()
 
     def page(self, target: str) -> str:
@@ -97,8 +92,8 @@ class Pages:
         with self._one_at_a_time:
             if parts.path == "/":  # the page itself reads the question from its address
                 return self._ask_page
-            if parts.path == "/runs":
-                return self._list(*_filter_and_page(parts.query), asked_s)
+            if parts.path == "/runs" and not parts.query:
+                return self._list(asked_s)
             if parts.path == "/report":
                 return self._report(parts.query)
         raise Refused(HTTPStatus.NOT_FOUND, "There is no such page.")
@@ -107,27 +102,15 @@ class Pages:
     def _ask_page(self) -> str:
         return ask_page("serve", runs=f"Runs in {self.index.folder.name or self.index.folder}")
 
-    def _list(self, words: str, page: int, asked_s: float) -> str:
-        """One page of the list of the entries that hold all of `words`."""
+    def _list(self, asked_s: float) -> str:
+        """The list of all entries."""
         entries = self.index.entries(asked_s)
-        if entries is not self._listed:
-            self._lists, self._listed = {}, entries
-        if (words, page) not in self._lists:
-            if len(self._lists) == MOST_PAGES:
-                self._lists.clear()
-            self._lists[words, page] = self._render_list(words, page, entries)
-        return self._lists[words, page]
+        if entries is not self._listed[0]:
+            self._listed = entries, self._render_list(entries)
+        return self._listed[1]
 
-    def _render_list(self, words: str, page: int, entries: list[Entry]) -> str:
-        terms = words.lower().split()
-        found = [entry for entry in entries if all(term in entry.text for term in terms)]
-        # profiles in files of their own, such as the shipped ones, come after runs
-        found.sort(key=lambda entry: entry.kind == "profile")
-        pages = max(1, -(-len(found) // A_PAGE))
-        if page > pages:
-            raise Refused(HTTPStatus.NOT_FOUND, "There is no such page of the list.")
-        begin = (page - 1) * A_PAGE
-        shown = found[begin : begin + A_PAGE]
+    def _render_list(self, entries: list[Entry]) -> str:
+        profiles = [entry for entry in entries if entry.kind == "profile"]
         return render_page(
             "serve.html",
             home="/",
@@ -135,21 +118,11 @@ class Pages:
             data={"mostCompared": MOST_COMPARED},
             scripts=("serve.js",),
             charts=False,
-            groups=[
-                ("runs", "Runs and sweeps", [entry for entry in shown if entry.kind != "profile"]),
-                ("profiles", "Profiles in files of their own", [e for e in shown if e.kind == "profile"]),
+            groups=[  # profiles in files of their own, such as the shipped ones, come after runs
+                ("runs", "Runs and sweeps", [entry for entry in entries if entry.kind != "profile"]),
+                ("profiles", "Profiles in files of their own", profiles),
             ],
-            first=begin + 1,
-            last=begin + len(shown),
-            found=len(found),
             total=len(entries),
-            words=words,
-            page=page,
-            addresses=[  # of the first, the last, and three on each side of this one
-                (number, "/runs?" + urlencode({"filter": words, "page": number}))
-                for number in sorted({1, pages, *range(page - 3, page + 4)})
-                if 1 <= number <= pages
-            ],
             left_out=self.index.left_out,
             folder=str(self.index.folder),
             in_gib=in_gib,
@@ -181,22 +154,6 @@ class Pages:
         if len(runs) < len(numbers) or len(runs) > MOST_COMPARED:
             raise Refused(HTTPStatus.NOT_FOUND, "That simulation is not kept any more. Ask again.")
         return report_html([read_run(run) for run in runs], home="/")
-
-
-def _filter_and_page(query: str) -> tuple[str, int]:
-    """The words to search the list for, and the number of its page, from 1. Raises Refused for a query with
-    anything else."""
-    if not query:
-        return "", 1
-    try:
-        fields = parse_qs(query, strict_parsing=True, keep_blank_values=True, max_num_fields=2)
-    except ValueError:
-        fields = {"": [""]}
-    words, pages = fields.pop("filter", [""]), fields.pop("page", ["1"])
-    is_number = re.fullmatch("[1-9][0-9]{0,5}", pages[0])
-    if fields or len(words) > 1 or len(pages) > 1 or not is_number or len(words[0]) > LONGEST_FILTER:
-        raise Refused(HTTPStatus.NOT_FOUND, "There is no such page.")
-    return words[0], int(pages[0])
 
 
 def _page_of(entries: Sequence[Entry]) -> str:

@@ -23,10 +23,6 @@
   }
 
   filter.addEventListener("input", show);
-  filter.addEventListener("keydown", (event) => {
-    // what is on other pages only the server can search
-    if (event.key === "Enter") location.href = `/runs?${new URLSearchParams({ filter: filter.value })}`;
-  });
   document.getElementById("entries").addEventListener("change", show);
   compare.addEventListener("click", () => {
     location.href = `/report?${new URLSearchParams(checked().map((name) => ["run", name]))}`;
