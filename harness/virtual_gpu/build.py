@@ -6,12 +6,10 @@ once both succeed.
 
 import hashlib
 import importlib.util
-import mmap
 import os
 import platform
 import re
 import shutil
-import struct
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -19,32 +17,12 @@ from pathlib import Path
 
 from harness.errors import InputError
 
-_DYNSYM, _FUNCTION, _GLOBAL, _WEAK = 11, 2, 1, 2
-"""Constants of the ELF format (man 5 elf): SHT_DYNSYM, STT_FUNC, STB_GLOBAL and STB_WEAK."""
-_SECTION = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr
-_SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym
-
 
 def exported_functions(library: Path) -> set[str]:
-    """Names of the functions that a 64-bit ELF library exports. Raises ValueError for any other file."""
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if data[:5] != b"\x7fELF\x02":
-            raise ValueError(f"{library} is no 64-bit ELF library")
-        (first,) = struct.unpack_from("<Q", data, 0x28)
-        size, count = struct.unpack_from("<HH", data, 0x3A)
-        sections: list[tuple[int, ...]] = [
-            _SECTION.unpack_from(data, first + size * number) for number in range(count)
-        ]
-        names: set[str] = set()
-        for section in sections:
-            if section[1] != _DYNSYM:
-                continue
-            strings = sections[section[6]][4]
-            for offset in range(section[4], section[4] + section[5], _SYMBOL.size):
-                name, info, _, defined_in, _, _ = _SYMBOL.unpack_from(data, offset)
-                if info & 15 == _FUNCTION and info >> 4 in (_GLOBAL, _WEAK) and defined_in:
-                    names.add(data[strings + name : data.find(b"\0", strings + name)].decode())
-        return names
+    """Names of the functions that a library exports, as nm tells them, which comes with the linker."""
+    shown = subprocess.check_output(["nm", "-D", "--defined-only", library], text=True)
+    lines = (line.split() for line in shown.splitlines())
+    return {name.partition("@")[0] for *_, kind, name in lines if kind in "TW"}
 
 
 SOURCES = Path(__file__).parent / "c"
@@ -125,10 +103,10 @@ def why_not() -> str | None:
         )
     if not any((folder / "crt" / "host_defines.h").exists() for folder in _headers(installed)):
         return "a virtual GPU needs CUDA's headers, which come with triton. Run: pip install triton"
-    if _compiler() is None:
+    if _compiler() is None or shutil.which("nm") is None:
         return (
-            "a virtual GPU needs a C compiler once, and there is no cc, gcc or clang. Install one "
-            "(Debian, Ubuntu: apt install gcc libc6-dev), or name it in CC."
+            "a virtual GPU needs a C compiler once, and there is no cc, gcc or clang, or no nm beside it. "
+            "Install one (Debian, Ubuntu: apt install gcc libc6-dev), or name it in CC."
         )
     return None
 
