@@ -2,8 +2,6 @@
 
 python -m tests.mutation                       every module of modules.toml; writes docs/data/mutation.json
 python -m tests.mutation allocator optimizer   only these, and leaves the others as they are
-python -m tests.mutation --survivors fit       only the mutants of it that survived before
-python -m tests.mutation --sample 20 fit       fewer: those that come first in its sample
 """
 
 import argparse
@@ -24,11 +22,11 @@ UNJUDGED = "not judged"
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "pydantic", "hypothesis", "rich", "typer")
 
 
-def run_module(module: dict[str, Any], most: int) -> dict[str, Any]:
-    """The row of one module, of `most` mutants at most; nothing of harness is imported in this process."""
+def run_module(module: dict[str, Any]) -> dict[str, Any]:
+    """The row of one module; nothing of harness is imported in this process."""
     every = [mutant for path in module["files"] for mutant in mutants_of(path)]
     written = module.get("named", [])
-    named, sample = [_named(row) for row in written], sample_of(every, min(module["sample"], most))
+    named, sample = [_named(row) for row in written], sample_of(every, module["sample"])
     outcomes = _outcomes(module["tests"], [*named, *sample])
     tried = list(zip(sample, outcomes[len(named) :], strict=True))
     return {
@@ -43,21 +41,6 @@ def run_module(module: dict[str, Any], most: int) -> dict[str, Any]:
             for row, outcome in zip(written, outcomes, strict=False)
         ],
     }
-
-
-def try_survivors_again(module: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """The row, after its survivors alone were tried again: with tests that were added since."""
-    changes = [(each["file"], each["was"], each["becomes"]) for each in row["survivors"]]
-    every = [mutant for path in module["files"] for mutant in mutants_of(path)]
-    sample = sample_of(every, row["tried"])  # a line that stands twice may be in it once
-    again = [mutant for mutant in sample if (mutant.path, mutant.was, mutant.becomes) in changes]
-    gone = {change[1] for change in changes} - {mutant.was for mutant in again}
-    if gone:
-        raise SystemExit(f"{row['name']}: no longer in the sample, try the module again: {'; '.join(gone)}")
-    outcomes = _outcomes(module["tests"], again)
-    alive = [mutant for mutant, outcome in zip(again, outcomes, strict=True) if outcome.status == 0]
-    killed = row["tried"] - row["timed_out"] - len(alive)
-    return row | {"killed": killed, "survivors": [_judged(mutant) for mutant in alive]}
 
 
 def _outcomes(tests: list[str], mutants: list[Mutant]) -> list[Outcome]:
@@ -111,10 +94,7 @@ def main(arguments: list[str]) -> None:
         prog="python -m tests.mutation", description="What the tests do not notice."
     )
     parser.add_argument("names", nargs="*", metavar="MODULE")
-    parser.add_argument("--survivors", action="store_true")
-    parser.add_argument("--sample", type=int, default=10**6, metavar="N")
-    asked = parser.parse_args(arguments)
-    names = asked.names
+    names = parser.parse_args(arguments).names
     modules = tomllib.loads((HERE / "modules.toml").read_text(encoding="utf-8"))["module"]
     if unknown := set(names) - {module["name"] for module in modules}:
         raise SystemExit(f"tests/mutation/modules.toml has no module {', '.join(sorted(unknown))}")
@@ -130,8 +110,7 @@ def main(arguments: list[str]) -> None:
     hypothesis.settings.load_profile("mutation")
     for module in (module for module in modules if not names or module["name"] in names):
         print(module["name"], flush=True)
-        again = _rows().get(module["name"]) if asked.survivors else None
-        row = try_survivors_again(module, again) if again else run_module(module, asked.sample)
+        row = run_module(module)
         before = _rows()
         alive = before.get(row["name"], {}).get("survived_at_first", len(row["survivors"]))
         rows = before | {row["name"]: row | {"survived_at_first": alive}}
