@@ -110,36 +110,12 @@ class Index:
         self._newest_first = sorted(found.values(), key=lambda entry: (-entry.changed_ns, entry.name))
         return self._newest_first
 
-    def entry(self, name: str) -> Entry | None:
-        """The entry of this name as it is now; None if there is none. The name is never used as a path: it is
-        looked up among the entries."""
-        known = self._known.get(name)
-        if known is None:
-            self.entries()
-            return self._known.get(name)
-        unread = self._unread_at(known.path)
-        entry = self._entry(unread) if unread is not None else None
-        if entry is not None:
-            self._known[name] = entry
-        return entry
-
     def _entry(self, unread: Entry) -> Entry | None:
         """The known entry where its files have not changed; else the entry read from them."""
         known = self._known.get(unread.name)
         if known is not None and (known.signature, known.kind) == (unread.signature, unread.kind):
             return known
         return _read_entry(unread)
-
-    def _unread_at(self, path: Path) -> Entry | None:
-        """What is at the place of a known entry now; None for nothing, or for a link in its place."""
-        if os.path.realpath(path) != str(path):
-            return None
-        if os.path.isdir(path):
-            try:
-                return next(self._in_folder(path, os.listdir(path)), None)
-            except OSError:  # it has vanished
-                return None
-        return self._unread("snapshot" if path.suffix == ".pickle" else "profile", path, [""])
 
     def _unread_entries(self) -> Iterator[Entry]:
         """Everything in the folder that may be an entry. The cells of a sweep and the checkpoints of a run

@@ -140,7 +140,8 @@ class Pages:
         names = fields.get("run", [])
         if not 1 <= len(names) <= MOST_COMPARED:
             raise Refused(HTTPStatus.BAD_REQUEST, f"Choose one to {MOST_COMPARED} runs.")
-        entries = [entry for name in names if (entry := self.index.entry(name)) is not None]
+        known = {entry.name: entry for entry in self.index.entries()}  # no name is ever used as a path
+        entries = [known[name] for name in names if name in known]
         if len(entries) < len(names):
             raise Refused(HTTPStatus.NOT_FOUND, "There is no such run in the folder.")
         if any(entry.kind in ("running", "stopped") for entry in entries):
