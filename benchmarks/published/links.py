@@ -3,8 +3,8 @@
     python -m benchmarks.published.links        compute, write profiles/published/links.json
 
 Measured were nccl-tests, or a program that counts like it: bus bandwidth is what each rank must send with a
-ring, over the seconds (NVIDIA/nccl-tests, doc/PERFORMANCE.md). The model has one rate for any size. Where it
-is off, `reason` says why; nothing here is fitted.
+ring, over the seconds (NVIDIA/nccl-tests, doc/PERFORMANCE.md). The model was fitted to other machines than
+these. Where it is off, `reason` says why.
 """
 
 import json
@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.hardware.hardware import find_hardware
-from harness.hardware.roofline import NETWORK, Collective, collective_s, sent_share
+from harness.hardware.roofline import GPUS_PER_NODE, NETWORK, Collective, sent_share
+from harness.kernel_time import collective
 from harness.system.files import write_whole
 
 RESULTS = Path(__file__).parents[2] / "profiles" / "published" / "links.json"
 MIB, GIB = 2**20, 2**30
 SWITCH = "the NVSwitch adds the parts (NVLS), so less crosses the links than a ring sends"
-SMALL = "latency and NCCL's steps, which the model leaves out, show in small messages"
+SMALL = "NCCL's steps take longer in small messages than on the machines of the fit"
 RING = "a ring reaches four fifths of the line rate: protocol (NCCL's author, NVIDIA/nccl-tests#212)"
 TREE = "more than the network lets a ring send: a tree sends each byte once between two machines"
-CARDS = "the network cards reach nine tenths of their rate or less"
+CARDS = "the network cards reach more of their rate than those of the fit"
 BRIDGE = "a pair on NVLink bridges: nobody there says why it is so slow"
+PAIR = "reaches more of its links than the pair of the fit"
 
 
 class Measured(NamedTuple):
@@ -64,14 +66,14 @@ MEASURED = (
     _h200(MIB, 39.93, SMALL),
     _h200(4 * MIB, 107.16, SMALL),
     _h200(16 * MIB, 219.89, SMALL),
-    _h200(64 * MIB, 346.51, SMALL),
-    _h200(256 * MIB, 436.15, ""),
+    _h200(64 * MIB, 346.51, ""),
+    _h200(256 * MIB, 436.15, SWITCH),
     _h200(GIB, 463.58, SWITCH),
     _h200(16 * GIB, 482.26, SWITCH),
     _h200(16 * GIB, 367.61, f"without NVLS: {RING}"),
     Measured("NVIDIA/nccl#1281", "h100", 8, "reduce_scatter", None, 360.0, RING),
     Measured("NVIDIA/nccl#1281", "h100", 8, "all_gather", None, 350.0, RING),
-    Measured("NVIDIA/nccl-tests#178", "a100-40gb", 2, "all_reduce", None, 208.0, BRIDGE),
+    Measured("NVIDIA/nccl-tests#178", "a100-40gb", 2, "all_reduce", None, 208.0, PAIR),
     _h100_pair(GIB, 115.37),
     _h100_pair(4 * GIB, 116.26),
     _a3_mega(16 * MIB, 32.18, SMALL),
@@ -87,8 +89,10 @@ MEASURED = (
 def row(measured: Measured) -> dict[str, Any]:
     """What was measured, and the model's bus bandwidth and how far its seconds are from the measured ones."""
     size_bytes = measured.size_bytes or GIB
-    ranks, hardware = range(measured.ranks), find_hardware(measured.gpu)
-    seconds = collective_s(measured.kind, size_bytes, ranks, hardware, measured.network)
+    hardware, together = find_hardware(measured.gpu), min(measured.ranks, GPUS_PER_NODE)
+    seconds = collective(
+        hardware, measured.kind, size_bytes, measured.ranks, together, network=measured.network
+    )
     sent = sent_share(measured.kind, measured.ranks) * size_bytes
     found = measured._asdict() | {"model_bus_gb_per_s": sent / seconds / 1e9}
     return found | {"seconds_off": measured.bus_gb_per_s * 1e9 * seconds / sent - 1}

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from harness.errors import CannotDivide, InputError
 from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import GPUS_PER_NODE, Hardware, sent_share
-from harness.napkin import Memory, Moment, estimate, step_time
+from harness.napkin import Memory, Moment, estimate, sent_byte_s, step_time
 from harness.recipe import Recipe, check_recipe
 from harness.system import collected_by_hand
 from harness.units import in_gib
@@ -111,10 +111,10 @@ class Sharded:
     sent_bytes: float
     """The bytes that a GPU sends in one optimizer step."""
     link_s: float
-    """The time to send them at the datasheet's GPU-to-GPU rate."""
+    """The time to send them in large collectives."""
     exposed_s: float
     """The communication that no computation hides, which the step waits for. A simulation also counts the
-    waits for collectives that begin late; it can be more than `link_s`, which has no latency."""
+    waits for collectives that begin late or are small; it can be more than `link_s`."""
     overlap: str
     """A clause about what communication runs under computation."""
     fits: bool
@@ -289,12 +289,12 @@ def _by_states(memory: Memory, strategy: str, gpus: int) -> Sharded:
     held = sum(buffer.size_bytes for buffer in buffers)
     peak = held + max(_at(moment, strategy, states, whole, gpus) for moment in memory.moments[1:])
     sent, exposed = _traffic(memory, strategy, gpus)
-    link = memory.hardware.datasheet.gpu_link.value
-    exposed_s = exposed / link + max(0.0, (sent - exposed) / link - _hidden_s(memory, strategy))
+    byte_s = sent_byte_s(memory.hardware, range(gpus))
+    exposed_s = exposed * byte_s + max(0.0, (sent - exposed) * byte_s - _hidden_s(memory, strategy))
     formula = "; ".join(f"{buffer.name} {buffer.formula}" for buffer in buffers)
     fits = peak + memory.hardware.calibration.cuda_context_bytes <= memory.hardware.memory_bytes
     overlap = OVERLAP[strategy]
-    return Sharded(strategy, states, peak, sent, sent / link, exposed_s, overlap, fits, buffers=formula)
+    return Sharded(strategy, states, peak, sent, sent * byte_s, exposed_s, overlap, fits, buffers=formula)
 
 
 def _hidden_s(memory: Memory, strategy: str) -> float:

@@ -25,7 +25,6 @@ from harness.hardware.roofline import (
     Time,
     Work,
     arithmetic_intensity,
-    collective_s,
     machine_balance,
     sent_share,
 )

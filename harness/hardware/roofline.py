@@ -10,8 +10,6 @@ reduce-scatter, twice that for an all-reduce, and the whole for a broadcast (ncc
 Several rings run side by side, so that between machines every GPU's own network card is in use.
 """
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -24,30 +22,6 @@ NETWORK = Cited(50e9, "a 400 Gb/s ConnectX-7 a GPU: NVIDIA DGX H100 and H200 dat
 """Bytes per second that each GPU can send to other machines, and that it can receive: InfiniBand NDR."""
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
-
-
-def collective_s(
-    kind: Collective,
-    size_bytes: int,
-    ranks: Sequence[int],
-    hardware: Hardware,
-    network: float = NETWORK.value,
-) -> float:
-    """Seconds that a collective takes at the datasheets' rates, without latency.
-
-    `size_bytes`: the size of the whole tensor, gathered or not yet scattered. `ranks`: the numbers of the
-    ranks that take part; machines have GPUS_PER_NODE of them, in order. `network`: bytes per second that each
-    GPU sends to other machines.
-    """
-    count = len(ranks)
-    if count < 2:
-        return 0.0
-    ranks_by_machine = Counter(rank // GPUS_PER_NODE for rank in ranks)
-    link = hardware.datasheet.gpu_link.value
-    if len(ranks_by_machine) > 1:
-        cards = min(ranks_by_machine.values())  # network cards in use between two machines
-        link = network * cards if cards == 1 else min(link, network * cards)
-    return sent_share(kind, count) * size_bytes / link
 
 
 def sent_share(kind: str, count: int) -> float:

@@ -5,4 +5,4 @@ from harness.napkin.derivation import derive_terms
 from harness.napkin.memory import Memory, Moment
 from harness.napkin.prediction import estimate, predict, profile, warnings_of
 from harness.napkin.terms import Term, sum_of
-from harness.napkin.timing import step_time
+from harness.napkin.timing import sent_byte_s, step_time

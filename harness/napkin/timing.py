@@ -5,12 +5,14 @@ many for a weight that trains (Kaplan et al., arXiv 2001.08361). Attention count
 What is kept for backward was written once and is read twice.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from harness.architecture import Matrix, matrices_of
-from harness.hardware import PhaseTime, StepTime, Work, collective_s, sent_share
-from harness.kernel_time import time_of, transfer
+from harness.hardware import GPUS_PER_NODE, NETWORK, Hardware, PhaseTime, StepTime, Work, sent_share
+from harness.kernel_time import collective, time_of, transfer
 from harness.napkin.activations import DEQUANTIZED
 from harness.napkin.memory import Memory
 from harness.napkin.terms import sum_of
@@ -35,6 +37,17 @@ def step_time(memory: Memory) -> StepTime:
     recomputed = sum(work.flops for work in (*works.repeated, *works.of_tiles))
     peak = memory.hardware.peak_flops(recipe.compute_dtype)
     return StepTime(works.phases, recipe.global_tokens_per_step, recomputed, peak)
+
+
+def sent_byte_s(hardware: Hardware, ranks: Sequence[int]) -> float:
+    """Seconds that a rank takes for each byte that it sends, in a gather of 1 GB among `ranks`, placed in
+    order on machines of GPUS_PER_NODE. As in measured collectives, which do not reach the datasheet's link:
+    cards that cannot read each other's memory take ten times as long. 0 for a rank alone."""
+    if len(ranks) < 2:
+        return 0.0
+    on_one_node = min(Counter(rank // GPUS_PER_NODE for rank in ranks).values())
+    seconds = collective(hardware, "all_gather", 1e9, len(ranks), on_one_node, network=NETWORK.value)
+    return seconds / (1e9 * sent_share("all_gather", len(ranks)))
 
 
 class _Works:
@@ -122,8 +135,7 @@ class _Works:
         waited = transfer(hardware, waits) + on_host / hardware.calibration.host_memory_bandwidth
         tp, apart = recipe.tp, recipe.dp_replicate if recipe.ddp else recipe.dp_shard * recipe.tp
         ranks = range(tp) if tp > 1 else range(0, apart, tp)  # that communicate with each other
-        byte_s = collective_s("all_gather", 10**9, ranks, hardware) / 1e9
-        byte_s /= sent_share("all_gather", len(ranks)) or 1
+        byte_s = sent_byte_s(hardware, ranks)
         share = 1.0 if tp > 1 else 1 / self.built.shape.layers  # the first unit, or the last bucket
         exposed = share * sent * byte_s + max(0.0, (1 - share) * sent * byte_s - time.seconds)
         return PhaseTime(works, time, link, waited, sent, sent * byte_s, exposed)

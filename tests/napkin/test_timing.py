@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING
 from benchmarks.causal_models.tiny import small_config
 from harness.hardware.hardware import find_hardware
 from harness.napkin import estimate, step_time
-from harness.napkin.timing import COMPILED_PASSES
+from harness.napkin.timing import COMPILED_PASSES, sent_byte_s
 from harness.recipe import Recipe
 from harness.simulate import simulate
 from harness.step_profile import StepStats
@@ -101,3 +101,13 @@ def test_gradients_are_projected_in_their_own_dtype() -> None:
     memory = estimate(tiny(precision="fp16", optimizer="galore_adamw"), find_hardware("t4"))
     assert {work.dtype for work in memory.optimizer.products} == {"fp16"}
     assert "optimizer_step" in step_time(memory).phases
+
+
+def test_what_goes_through_the_hosts_memory_is_no_faster_than_pcie() -> None:
+    """GeForce cards cannot read each other's memory: two of them gather through the host's, and a step that
+    gathers its weights waits for it, as a simulated one does."""
+    card = find_hardware("rtx-3090")
+    assert sent_byte_s(card, range(2)) > 1 / card.datasheet.host_link.value
+    recipe = Recipe(model="llama-3.2-1b", adapter="lora", seq_len=256, parallel="fsdp", dp_shard=2)
+    simulated, by_arithmetic = simulate(recipe, card)[0].step, step_time(estimate(recipe, card))
+    assert by_arithmetic.tokens_per_s == pytest.approx(simulated.tokens_per_s, rel=0.15)

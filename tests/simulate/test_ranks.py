@@ -16,7 +16,6 @@ from torch.distributed.tensor import _sharding_prop as propagation
 from harness.allocator import parse_settings
 from harness.errors import InputError
 from harness.hardware.hardware import Calibration, find_hardware, with_memory
-from harness.hardware.roofline import NETWORK, collective_s
 from harness.simulate import SimulatedMemory, simulate, simulate_for_devices
 from harness.simulate import device as simulated_device
 from harness.simulate.cuda.divided_lists import on_local_parts
@@ -31,7 +30,6 @@ DIVIDES_INTEGERS = TorchRelease.of(torch.__version__).fsdp_divides_integers
 FAST_HOST = Calibration(host_op_s=1e-9)
 """A tiny model's kernels are so short that nothing else than the host is ever waited for."""
 MARKS = "_propagate_use_strided_shard_flag"
-NVLINK = H100.datasheet.gpu_link.value
 ENGINES: dict[str, dict[str, Any]] = {
     "fsdp": {"parallel": "fsdp", "dp_shard": 2},
     "ddp": {"parallel": "ddp", "dp_replicate": 2},
@@ -168,19 +166,6 @@ def test_a_rank_of_a_run_does_not_simulate_another() -> None:
             simulated(parallel="fsdp", dp_shard=2)
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_collectives_take_their_share_over_the_slowest_link() -> None:
-    """1 GB among 8 GPUs of a machine; among 16 of two, where 8 network cards are faster than NVLink is not;
-    among one GPU of each of two machines. nccl-tests, doc/PERFORMANCE.md."""
-    size = 10**9
-    assert collective_s("all_gather", size, range(8), H100) == pytest.approx(7 / 8 * size / NVLINK)
-    assert collective_s("all_reduce", size, range(8), H100) == pytest.approx(2 * 7 / 8 * size / NVLINK)
-    assert collective_s("broadcast", size, range(8), H100) == pytest.approx(size / NVLINK)
-    between = min(NVLINK, 8 * NETWORK.value)
-    assert collective_s("reduce_scatter", size, range(16), H100) == pytest.approx(15 / 16 * size / between)
-    assert collective_s("all_reduce", size, (0, 8), H100) == pytest.approx(size / NETWORK.value)
-    assert collective_s("all_reduce", size, (3,), H100) == 0
 
 
 @pytest.mark.parametrize("fields", [ENGINES["fsdp"], ENGINES["ddp"]], ids=["fsdp", "ddp"])
