@@ -17,3 +17,4 @@ from harness.architecture.layers import (
 from harness.architecture.liger import liger_has
 from harness.architecture.model_id import config_here, find_config, shipped_config
 from harness.architecture.model_shape import Block, ModelShape, load_shape
+from harness.architecture.saved_weights import surprises_of_saved_weights

@@ -19,6 +19,7 @@ from harness.architecture import (
     outer_parts,
     parts_of,
     quantized,
+    surprises_of_saved_weights,
 )
 from harness.errors import InputError
 from harness.recipe import Recipe, shown, surprises_of_quantization
@@ -161,9 +162,11 @@ class BuiltModel:
         names = sorted({m.name.rpartition(".")[2] for _, m in experts})
         elements, every = sum(n * m.elements for n, m in experts), [*self.outer, *self.in_blocks]
         unseen = "of an image tower napkin counts the weights, and not what computing with them takes"
-        return [unseen] * (self.shape.tower > 0) + surprises_of_quantization(
-            self.recipe, names, elements, left, total_bytes(every)
-        )
+        return [
+            *[unseen] * (self.shape.tower > 0),
+            *surprises_of_saved_weights(self.recipe),
+            *surprises_of_quantization(self.recipe, names, elements, left, total_bytes(every)),
+        ]
 
 
 def total_bytes(weights: Iterable[Weight]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from harness.architecture import surprises_of_saved_weights
 from harness.recipe import Recipe, surprises_of_quantization
 from harness.training.toggles.scores import head_of
 
@@ -26,6 +27,8 @@ def surprises_of_model(recipe: Recipe, model: nn.Module) -> list[str]:
             "kernels: liger multiplies by the experts in kernels whose work no estimate of time knows: the "
             "step takes longer. The first step takes 0.25 GiB more, in which Triton measures them"
         )
+    if not getattr(model, "is_quantized", False):  # as from_pretrained makes it of such a checkpoint
+        kernels += surprises_of_saved_weights(recipe)
     if not recipe.quantized:
         return kernels
     experts: list[Any] = [part for part in model.modules() if hasattr(part, "parametrizations")]
