@@ -27,6 +27,7 @@ from harness.recipe import (
     list_models,
     list_recipes,
     model_name,
+    names_model,
     nearest_recipe,
     shortened,
 )
@@ -50,7 +51,7 @@ RecipeArgument = Annotated[
     str,
     Field(
         description="A recipe's name (the tool `recipes` lists them), or the path of its YAML file in the "
-        "folders of this server. Or a model's name or id, for a recipe of defaults."
+        "folders of this server. Or a model's name, id, config.json or folder, for a recipe of defaults."
     ),
 ]
 Overrides = Annotated[
@@ -257,8 +258,8 @@ class Questions:
         return name, loaded
 
     def _recipe_file(self, recipe: str) -> Path | None:
-        """The file of a recipe, by its name or its path in the folders; None for a model of harness, which
-        stands for a recipe of defaults. Raises InputError."""
+        """The file of a recipe, by its name or its path in the folders; None for a model, which stands
+        for a recipe of defaults. Raises InputError."""
         is_name = 0 < len(recipe) <= LONGEST_NAME and "/" not in recipe and os.sep not in recipe
         file = find_recipe(recipe) if is_name else None
         if file is not None or _is_shipped_model(recipe):
@@ -268,7 +269,8 @@ class Questions:
                 f"there is no recipe and no model {shortened(recipe)!r}.{nearest_recipe(recipe)} The tool "
                 "`recipes` lists the names."
             )
-        return self.folders.inside(recipe)
+        found = self.folders.inside(recipe)
+        return None if names_model(str(found)) else found
 
     def _located(self, place: str, value: Any, *bases: Path) -> Any:
         """The value of `place`, which is model or data, as a file in the folders; a model that harness ships

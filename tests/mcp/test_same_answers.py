@@ -137,3 +137,17 @@ def test_what_a_command_knows_by_name_the_tools_know(folder: Path) -> None:
     by_python = harness.napkin("qwen3-0.6b-full-12gb", **fields)
     assert by_tool["profile"]["memory"] == plain(by_python.memory.model_dump(mode="json"))
     assert "qwen3-0.6b-full-12gb" in tools.recipes()["recipes_for_cards"]
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_model_in_the_folders_stands_for_a_recipe_as_on_the_command_line(
+    tmp_path: Path, as_folder: bool
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text((MODELS / "llama.json").read_text())
+    model = "mine" if as_folder else "mine/config.json"
+    napkin = Questions(Folders([tmp_path], recipes_folder())).of_the_api(harness.napkin)
+    by_python = harness.napkin(tmp_path / "mine", seq_len=512)
+    answer = napkin(recipe=model, overrides={"seq_len": 512})
+    assert answer["profile"]["memory"] == plain(by_python.memory.model_dump(mode="json"))
+    assert answer["answer"].startswith("mine: ")
