@@ -10,7 +10,7 @@ from harness.fit.search import FitField
 from harness.hardware import Hardware
 from harness.napkin import warnings_of
 from harness.recipe import Recipe, surprises_of_mesh
-from harness.step_profile import StepProfile, is_tight, time_in_words, verdict
+from harness.step_profile import NCCL_COMMUNICATOR, StepProfile, is_tight, time_in_words, verdict
 from harness.units import GIB, in_gib, in_ms
 
 
@@ -21,9 +21,9 @@ def fit_lines(
     is the name of the device."""
     size = in_gib(hardware.memory_bytes)
     fits = _fits_as_it_is(recipe, found)
-    how = "by arithmetic" if found.unsimulated else "as it is"
     seen = "it was seen to fit" if found.seen else "it fits by arithmetic"
     changed = f"; with {found.together} {seen}" if found.together and not fits else ""
+    how = "by arithmetic" if found.unsimulated or not (found.seen or changed) else "as it is"
     yield f"{name} on {where} ({size}): {'fits' if fits else 'does not fit'} {how}{changed}"
     if found.unsimulated:
         yield f"  {found.unsimulated}"
@@ -235,6 +235,9 @@ def _arithmetic_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
         yield f"  largest {_with_the_other(field, recipe)}: {value or 'none fits'}"
     rows = found.arithmetic.micro_batch_size or recipe.micro_batch_size
     yield f"  what fills the memory at micro_batch_size {rows}: {found.arithmetic.held_back}"
+    if recipe.world_size > 1:
+        low, high = map(in_gib, NCCL_COMMUNICATOR)
+        yield f"  beside it NCCL takes {low} to {high} for each communicator, which is not counted"
     if found.fits_something:
         yield "  these are estimates to start from, not seen to fit"
 

@@ -275,12 +275,16 @@ def find_hardware(name: str, prices: dict[str, float] | None = None) -> Hardware
 def _meant(name: str) -> str:
     """A " Did you mean ...?" with the devices that `name` abbreviates (a100), spells out (NVIDIA RTX 4090) or
     misspells; empty if there are none."""
-    bare = _bare(name)
+    many, _, one = name.lower().partition("x")
+    several = many.strip().isdigit() and one.strip() != ""  # as in 2x3090
+    bare = _bare(one if several else name)
     abbreviated = [other for other in hardware_names() if bare and bare in _bare(other)]
     contained = max((other for other in hardware_names() if _bare(other) in bare), key=len, default=None)
-    meant = abbreviated or ([contained] if contained else [])
+    by_driver = [sheet.name for sheet in DATASHEETS if _bare(sheet.driver_name) == bare]
+    meant = by_driver or abbreviated or ([contained] if contained else [])
     # spellings must be very alike: most of a name is its number, and another number is another card
-    return f" Did you mean {' or '.join(meant)}?" if meant else nearest(name, hardware_names(), alike=0.85)
+    hint = f" Did you mean {' or '.join(meant)}?" if meant else nearest(name, hardware_names(), alike=0.85)
+    return f"{hint} `harness fit` and `shard` take {many.strip()} of them by --gpus." if several else hint
 
 
 def _bare(name: str) -> str:

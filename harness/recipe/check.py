@@ -1,5 +1,6 @@
 """Makes a Recipe of field values, or says in sentences which field is wrong and what to write instead."""
 
+import re
 from collections.abc import Collection, Mapping
 from functools import cache
 from itertools import islice
@@ -15,6 +16,8 @@ LONGEST_SHOWN = 80
 """Characters of a value that a message shows."""
 MOST_SENTENCES = 5
 """Wrong fields that a message explains; it counts the others."""
+_THOUSANDS = re.compile(r"(\d{1,6})[kK]")
+"""A number of tokens as people write it, as 128k."""
 COMMAND_LINE = "command line"
 CALL = "call"
 """Names, in messages, of the two places where overrides are given."""
@@ -47,6 +50,11 @@ NOT_HERE: dict[str, dict[str, str]] = {
         "float32": "32-bit floats: write precision: fp32",
         **dict.fromkeys(("fp8", "float8"), "products in 8-bit floats: write fp8: true"),
     },
+    "loss": {
+        **dict.fromkeys(("liger", "fused"), "Liger's fused linear cross-entropy: write loss: fused_linear"),
+        **dict.fromkeys(("cce", "cut_cross_entropy"), "another package's"),
+    },
+    "offload": {"cpu": "where all of these go: write offload: activations, or another of them"},
     "parallel": {
         "zero3": "DeepSpeed's, and FSDP2 divides the same: write parallel: fsdp",
         **dict.fromkeys(("zero1", "zero2", "deepspeed", "pp"), "an engine"),
@@ -177,6 +185,8 @@ def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
     items = cast("list[Any]", value) if isinstance(value, list) else [value]
     wrong = [item for item in items if item not in choices]
     suggestion = _suggested(name, str(wrong[0]), choices) if wrong and choices else ""
+    if schema.get("type") == "integer" and (thousands := _THOUSANDS.fullmatch(text)):
+        suggestion = f" Did you mean {1024 * int(thousands[1])}?"
     return f"{name}: {text} is not possible{reason}; give {accepted_values(name)}.{suggestion}"
 
 

@@ -164,6 +164,11 @@ def _recipe_path(source: str) -> Path:
     """The file of the recipe that `source` names. Raises InputError where there is none."""
     is_name = "/" not in source and os.sep not in source
     path = Path(os.path.expanduser(source))
+    if source and os.path.isdir(path) and (not is_name or find_recipe(source) is None):
+        raise InputError(
+            f"{shortened(source)} is a folder without a config.json. Give a recipe's .yaml file, or the "
+            "folder of a whole model: of an adapter, that of the model that it adapts."
+        )
     if os.path.exists(path) and (not is_name or path.suffix in (".yaml", ".yml")):
         return path
     if not is_name:

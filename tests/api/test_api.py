@@ -77,7 +77,7 @@ def test_what_fits_is_said_and_printed():
     quick = harness.fit("mistral-7b-qlora", memory="16GiB", quick=True)
     assert not quick.seen
     assert quick.micro_batch_size == quick.as_json()["largest_micro_batch_size"] > 0
-    assert str(quick).startswith("mistral-7b-qlora on 16GiB (16.00 GiB): fits as it is")
+    assert str(quick).startswith("mistral-7b-qlora on 16GiB (16.00 GiB): fits by arithmetic")
     assert f"largest seq_len at micro_batch_size 1: {quick.seq_len}" in str(quick)
     small = harness.fit("mistral-7b-qlora", memory="6GiB", quick=True)
     assert small.together

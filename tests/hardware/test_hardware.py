@@ -236,6 +236,8 @@ def test_an_unknown_device_names_the_nearest():
         ("GeForce RTX 3060", "Did you mean rtx-3060?"),
         ("H100 80GB", "Did you mean h100?"),
         ("h1000", "Did you mean h100?"),
+        ("NVIDIA A100-SXM4-40GB", "Did you mean a100-40gb?"),
+        ("2x3090", "Did you mean rtx-3090? `harness fit` and `shard` take 2 of them by --gpus."),
         ("1080", "in the table. It has"),
         ("rtx-2080-ti", "in the table. It has"),
         ("", "in the table. It has"),
