@@ -70,7 +70,7 @@ def _safely(method: _Method) -> _Method:
             with clock_stopped():
                 method(self, *args, **kwargs)
         except Exception as error:
-            self.stop()
+            self.stop(in_hook=True)
             self.recorder.give_up(error)
 
     return safe  # type: ignore[return-value]
@@ -123,9 +123,10 @@ class LoopFinder:
         self._wraps = Wraps(self)
         self._look_outside(True)
 
-    def stop(self) -> None:
-        """Remove every hook and every wrapper."""
-        for hook in [*self._hooks, self._outside, self._running]:
+    def stop(self, *, in_hook: bool = False) -> None:
+        """Remove every hook and every wrapper. `in_hook`: called by one of them, while torch goes through
+        those of optimizers, none of which may go then; they do nothing once the recording is over."""
+        for hook in [*(() if in_hook else self._hooks), self._outside, self._running]:
             if hook is not None:
                 hook.remove()
         self._hooks, self._outside, self._running = [], None, None

@@ -36,7 +36,7 @@ def labelled_tensors(training: Owner) -> Iterator[tuple[str, Tensor]]:
     for group in training.optimizer.param_groups:
         yield from (("optimizer_state", p) for p in group["params"] if id(p) not in own)
     yield from (("optimizer_state", t) for t in tensors_in(dict(training.optimizer.state)))
-    if training.scaler is not None:
+    if training.scaler is not None and training.scaler.is_enabled():
         scalars = (training.scaler._scale, training.scaler._growth_tracker)
         yield from (("optimizer_state", t) for t in scalars if t is not None)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -384,6 +385,47 @@ def test_a_dispatch_mode_of_the_programs_own(tmp_path: Path) -> None:
     assert len(seen.lines) == 7
     assert seen.profile.complete
     assert len(counted) == 1
+
+
+def test_a_gradient_scaler_that_is_off(tmp_path: Path) -> None:
+    """As programs make one that is on for fp16 alone; it has no scale then."""
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters())
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    def loop() -> None:
+        for _ in range(6):
+            scaler.scale(net(batch()).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    profile = watched(tmp_path, loop).profile
+    assert profile is not None
+    assert profile.complete
+
+
+def test_a_failure_of_the_watching_in_an_optimizers_hook_leaves_the_program_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch goes through the hooks as it calls them, and fails where one goes meanwhile."""
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight])
+    recorder = LoopRecorder(RunFolder(tmp_path / "run", "watch", ["python", "train.py"]), ["train.py"])
+    finder = LoopFinder(recorder)
+
+    def fails(*_: Any) -> None:
+        raise KeyError("of the recorder")
+
+    monkeypatch.setattr(recorder, "enter", fails)
+    another = register_optimizer_step_pre_hook(lambda *_: None)
+    try:
+        weight.grad = torch.ones(3)
+        optimizer.step()
+    finally:
+        finder.stop()
+        another.remove()
+    assert recorder.over
 
 
 def test_a_gradient_scaler_that_leaves_steps_out(tmp_path: Path) -> None:
