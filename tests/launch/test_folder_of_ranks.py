@@ -24,7 +24,7 @@ WHY = "rank 0: --out: another process writes there."
 
 
 def asked(folder: Path) -> RunOptions:
-    return RunOptions(folder, None, snapshot=False, device="cpu", patience_s=60.0, trackers=[], after=None)
+    return RunOptions(folder, None, snapshot=False, device="cpu", patience_s=60.0, after=None)
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["it runs", "it has ended"])

@@ -150,7 +150,7 @@ def test_a_folder_of_somebody_s_that_is_called_ranks_stays(tmp_path, monkeypatch
     note.parent.mkdir(parents=True)
     note.write_text("mine")
     monkeypatch.setattr("harness.launch.start_ranks", lambda *_: pytest.fail("the ranks were started"))
-    asked = RunOptions(tmp_path, None, True, "cpu", 10.0, [], None)
+    asked = RunOptions(tmp_path, None, True, "cpu", 10.0, None)
     with pytest.raises(InputError, match="already holds a ranks"):
         run_here("tiny", tiny(**DDP), asked)
     assert note.read_text() == "mine"
