@@ -31,7 +31,7 @@ using Touches = c10::SmallVector<Touch, 4>;
 struct alignas(128) Known {
   uint64_t hash = 0;
   Operation* what = nullptr;
-  Known* next = nullptr;  // what followed last time
+  std::atomic<Known*> next = nullptr;  // what followed last time, in whichever thread
   std::atomic<const Touch*> touched = nullptr;  // the arguments that its kernels touch; null until it was estimated
   int num_touched = 0;
   char results[12] = {};  // a letter for each, as in Operation::accesses
@@ -210,12 +210,13 @@ class Watch final : public c10::OperatorKernel {
     Values inputs = torch::jit::last(*stack, arguments);
     Thread& thread = virtual_gpu_thread;
     // operators that one calls which was described are not
-    Known* found = thread.runs ? nullptr : describe(op, inputs, (Known*)thread.last);
+    Known* last = (Known*)thread.last;
+    Known* found = thread.runs ? nullptr : describe(op, inputs, last);
     if (!found) return original.callBoxed(op, keys, stack);
     __builtin_prefetch(found->what);
-    if (thread.last) ((Known*)thread.last)->next = found;
+    if (last) last->next.store(found, std::memory_order_release);
     thread.last = found;
-    __builtin_prefetch(found->next);
+    __builtin_prefetch(found->next.load(std::memory_order_relaxed));
     Touches touches;  // of an operator that was not estimated: these are gone when it returns
     if (!found->touched) touches = find_touched(inputs);
     if (!found->touched && found->what->accesses) learn_accesses(*found, touches);
@@ -242,7 +243,7 @@ class Watch final : public c10::OperatorKernel {
     if (is_embedding) count_tokens(inputs);
     for (const IValue& value : inputs)
       if (!mix_value(hash, value)) return nullptr;
-    Known* found = last ? last->next : nullptr;
+    Known* found = last ? last->next.load(std::memory_order_acquire) : nullptr;
     if (found && found->hash == hash) return found;
     std::atomic<Known*>& place = known[hash % std::size(known)];
     found = place;
