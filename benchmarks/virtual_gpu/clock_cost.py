@@ -21,7 +21,7 @@ from harness.system import write_whole
 
 START = "import torch; torch.ones(1, device='cuda').sum().item()"
 STEPS = """
-import gc, sys, time, torch
+import sys, time, torch
 from harness.measure.observer import Unobserved
 from harness.training import run_steps, set_up
 from harness.recipe import load_recipe
@@ -29,7 +29,6 @@ _, recipe = load_recipe(sys.argv[1], [])
 device = torch.device("cuda")
 training, batches = set_up(recipe, device, Unobserved())
 for _ in sys.stdin:
-    gc.collect()
     began = time.process_time()
     list(run_steps(training, batches, device, ["warmup"], Unobserved()))
     print("step", time.process_time() - began, flush=True)

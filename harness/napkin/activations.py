@@ -6,6 +6,7 @@ in transformers' models/*/modeling_*.py, and what LoRA adds in peft/tuners/lora/
 """
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -54,7 +55,7 @@ class Activations:
         self.recomputes, self.compiled = recipe.gradient_checkpointing, recipe.compile
         self.by_liger, self.in_chunks = recipe.by_liger, recipe.fused_loss or recipe.chunked_loss
         self.asked, self.keeps_products = recipe.attention, recipe.selective_checkpointing
-        self.tiles = recipe.mlp_tiles
+        self.tiles, self.trains_base = recipe.mlp_tiles, recipe.trains_base
         self.compute = SIZES[recipe.compute_dtype]  # bytes of an element that a matrix product reads
         self.stream = self.compute if recipe.fsdp and recipe.mixed else SIZES[built.loose_dtype]
         """Bytes of an element of the residual stream. FSDP2's mixed precision gathers weights in 16 bit."""
@@ -87,6 +88,12 @@ class Activations:
         if recipe.masks_by_position or (self.read == 2 and modern and not one_head):
             return "fused"
         return "plain" if grouped or recipe.compute_dtype == "bf16" else "fused"
+
+    def as_if_trained(self) -> "Activations":
+        """The same operators where every weight of the base trains, and so all that they compute is kept."""
+        trained = copy(self)
+        trained.trains_base = True
+        return trained
 
     def kept_until_backward(self, block: Block) -> list[Term]:
         """What one block keeps until backward: all, or its input and what checkpointing does not reach."""
@@ -153,7 +160,7 @@ class Activations:
             terms = [term(f"{name}: input", dims, width, "LayerNorm, which keeps its input")]
         else:
             terms = [term(f"{name}: input in fp32", dims, 4, "RMSNorm: x², x·1/rms")]
-            if self.recipe.trains_base:  # Gemma multiplies before it casts
+            if self.trains_base:  # Gemma multiplies before it casts
                 width = 4 if self.shape.family.startswith("gemma") else self.stream
                 terms.append(term(f"{name}: x/rms", dims, width, "the gradient of its weight"))
         return terms + self._read(f"{name}: output", readers, self.stream, dims)
@@ -167,7 +174,7 @@ class Activations:
         adapted = [m for m in readers if m.name in built.adapted]
         if not readers:
             return []
-        if recipe.trains_base:
+        if self.trains_base:
             casts = recipe.mixed and width != self.compute  # autocast's, anew for every product
             times = len(readers) if casts and not self.compiled else 1
             own = term(name, dims, self.compute if casts else width, "products, for weights", times)
@@ -269,7 +276,7 @@ class Activations:
             term("rows out of experts", "B·S·X·H", width, "their product with the share"),
             term("chances", "B·S·E", 4, "the router's softmax", 2),
         ]
-        if self.recipe.trains_base or adapted:
+        if self.trains_base or adapted:
             terms += [term("rows of experts", "B·S·X·H", width, what), term("gated", "B·S·X·F", width, what)]
         whole, quantized = sum(m.elements for m in stacked) // self.recipe.tp, built.storage(stacked[0])
         name, source = "experts with their adapters", "W + B A, made whole (peft's ParamWrapper)"

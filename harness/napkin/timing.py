@@ -2,7 +2,8 @@
 
 A product of T rows with a matrix of n elements takes 2·T·n FLOPs, its backward as many for the input and as
 many for a weight that trains (Kaplan et al., arXiv 2001.08361). Attention counts the whole square of scores.
-What is kept for backward was written once and is read twice.
+What is kept for backward was written once and is read twice; what frozen weights spare an operator to keep,
+it computes all the same.
 """
 
 from collections import Counter
@@ -25,6 +26,8 @@ COMPILED_PASSES = 1.2, 2.3
 """The passes over what a compiled block keeps, in forward and in backward, as Inductor counts them for the
 kernels that it makes (profiles/cpu/compiled_bytes.json)."""
 
+STORED = 1 / 2 + 4 / 64
+"""Bytes of a 4-bit element, with its share of the largest value of 64."""
 FP8_EAGER, FP8_COMPILED = (34, 8), (5, 0)
 """Bytes moved for each element that is cast to fp8, and kernels launched for each tensor. Eager code finds
 the largest value, multiplies with the scale in fp32, clamps and rounds (torchao/float8/float8_utils.py);
@@ -56,6 +59,7 @@ class _Works:
     def __init__(self, memory: Memory) -> None:
         self.memory, self.recipe, self.hardware = memory, memory.recipe, memory.hardware
         self.acts, self.built, self.micro = memory.activations, memory.built, memory.micro_batches
+        self.moving = self.acts if self.acts.compiled else self.acts.as_if_trained()
 
     @property
     def phases(self) -> dict[str, PhaseTime]:
@@ -69,10 +73,18 @@ class _Works:
         forward = self._layers(1, 1) * (1 + recipe.computes_reference) * (1 + recipe.unpaired)
         backward = [*self.repeated, *self.of_tiles, *self._layers(2 if recipe.trains_base else 1, 2)]
         backward += self._products(self.built.head, 1) if recipe.by_trl else []  # its tiles, made anew
+        if recipe.mixed and not recipe.fsdp and not self.acts.compiled:  # autocast's copies, and back
+            cast = Work(0, self.cast_weights, self.built.shape.layers).times(micro)
+            forward.append(cast)
+            backward += [cast] * (recipe.trains_base + self.acts.recomputes)
         added = 3 * gradients * (micro - 1)  # to gradients of earlier micro batches
         launches = sum(w.count for w in memory.trained) * (micro - 1)
         backward.append(Work(0, 0 if on_host else added, launches))
         backward += [step.update] if step.in_backward else []
+        if recipe.fsdp:
+            gathered, again, gradients_made = self._copied_by_fsdp()
+            forward.append(gathered)
+            backward += [again, gradients_made]
         crossing = 2 * gradients * (recipe.steps_on_host and not memory.away)  # and weights back
         steps = [] if recipe.steps_on_host or step.in_backward else [step.update, *step.products]
         stepped = step.update.bytes_moved if recipe.steps_on_host else 0
@@ -84,6 +96,15 @@ class _Works:
             "backward": self._phase(backward, moved, waits_back, added * on_host, sent_backward),
             "optimizer_step": self._phase(steps, crossing, 0, stepped),
         }
+
+    @cached_property
+    def cast_weights(self) -> int:
+        """The bytes that autocast moves to cast the weights of linear layers from fp32, once in a forward."""
+        built, width = self.built, self.acts.compute
+        own = SIZES[built.made_dtype]
+        linear = [(block.count, m) for block, m in built.matrices if m.linear and not built.storage(m)]
+        elements = sum(count * m.elements for count, m in (*linear, (1, built.head)))
+        return elements // self.recipe.tp * (own + width) * (own > width)
 
     @cached_property
     def repeated(self) -> list[Work]:
@@ -123,6 +144,17 @@ class _Works:
         forward = gathers * (memory.own.weights + blocks)
         return forward + sums, again + recipe.syncs_per_step * scattered + sums
 
+    def _copied_by_fsdp(self) -> tuple[Work, Work, Work]:
+        """What FSDP2 copies beside what it sends: gathered weights into their own tensors, in forward and
+        again in backward, and gradients into one tensor, in the dtype in which they are summed up
+        (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
+        memory, layers, micro = self.memory, self.built.shape.layers, self.micro
+        blocks = 2 * layers * memory.block.weights
+        made = layers * memory.block.made + memory.own.made + memory.reduced_bytes
+        forward = Work(0, blocks + 2 * memory.own.weights, layers + 1).times(micro)
+        again = Work(0, memory.reshards * blocks, layers).times(micro)
+        return forward, again, Work(0, made, layers + 1).times(self.recipe.syncs_per_step)
+
     def _phase(
         self, works: list[Work], moved: int, waits: int = 0, on_host: int = 0, sent: float = 0.0
     ) -> PhaseTime:
@@ -149,19 +181,47 @@ class _Works:
         moved = (rows * (matrix.inputs + matrix.outputs // tp) + n) * width
         kept = backward and matrix.stacked > 1
         before = n * width if built.storage(matrix) and not kept else 0  # the weight in 16 bit
+        if before and self.recipe.four_bit:  # written from what is stored, and read by the product
+            before += round(n * STORED)
+            moved += before
         in_fp8 = built.in_fp8(matrix)
         works = [Work(2 * rows * n // matrix.stacked, moved, 1, "matmul", "fp8" if in_fp8 else dtype, before)]
         if in_fp8:  # of three products the input, the weight and the output's gradient are factors of two
             size, launches = FP8_COMPILED if self.acts.compiled else FP8_EAGER
             factors = 2 * (rows * (matrix.inputs + matrix.outputs) + n) // 3
             works.append(Work(0, size * factors, 2 * launches))
+        if casts := rows * self._cast_bytes(matrix, backward=backward):
+            works.append(Work(0, casts, 2))
         if matrix.name in built.adapted and built.lora:
             flops = 2 * rows * built.rank * (matrix.inputs + matrix.outputs) // tp
-            cast = (
-                self.acts.width_of_adapter(matrix) * rows * (matrix.inputs + 3 * matrix.outputs)
-            )  # its input, products and sum
-            works.append(Work(flops, cast, OPERATORS_OF_LORA, "matmul", dtype))
+            moved = rows * self._moved_by_lora(matrix, backward=backward)
+            works.append(Work(flops, moved, OPERATORS_OF_LORA, "matmul", dtype))
         return [work.times(times * self.micro) for work in works]
+
+    def _cast_bytes(self, matrix: Matrix, *, backward: bool) -> int:
+        """The bytes that casts around a product move for each row: bitsandbytes casts its input and
+        its result; autocast each input that is fp32, and in backward its gradient."""
+        acts, width = self.acts, self.acts.compute
+        if self.built.storage(matrix) and acts.made != width:
+            return (matrix.inputs + matrix.outputs) * (acts.made + width)
+        if acts.compiled or not self.recipe.mixed or acts.stream == width or matrix.role not in ("in", "up"):
+            return 0
+        both = backward and acts.trains_base  # products for gradients, of which one is of the input
+        return matrix.inputs * (acts.stream + width) // (1 + both)
+
+    def _moved_by_lora(self, matrix: Matrix, *, backward: bool) -> int:
+        """The bytes that an adapter moves for each row: W x + s·B A x (peft/tuners/lora/layer.py). Where it
+        computes in another dtype than the layer, x is cast to that, and the sum back to the layer's."""
+        wide, width = self.acts.width_of_adapter(matrix), self.acts.made
+        if self.acts.compiled:  # in few kernels
+            return wide * (matrix.inputs + 3 * matrix.outputs)
+        cast = (wide + width) * (wide != width)
+        back = cast if wide > width else 0
+        # A reads x; B writes, the factor s reads and writes, the sum reads both and writes
+        of_input, of_output = wide + cast, 3 * wide + (width + wide + max(wide, width)) + back
+        if backward:  # A's two gradients, and the sum with that of W; the factor, and B's two gradients
+            of_input, of_output = 2 * wide + 3 * width + cast, 4 * wide + cast + back
+        return of_input * matrix.inputs + of_output * matrix.outputs
 
     def _is_last(self, matrix: Matrix) -> bool:
         """Whether nothing after this matrix product keeps its result, so that recomputation ends before it
@@ -184,7 +244,8 @@ class _Works:
                     works += self._products(matrix, count * factor, backward=passes == 2)
             times = count * self.micro * passes
             over = COMPILED_PASSES[passes - 1] / passes if acts.compiled else PASSES
-            read = sum_of(term for term in acts.kept_by(block) if term.source != DEQUANTIZED)  # by products
+            kept = self.moving.kept_by(block)
+            read = sum_of(term for term in kept if term.source != DEQUANTIZED)  # products read that
             read += acts.kept_by_tiles(block)
             works.append(Work(0, int(read * over), OPERATORS).times(times))
             if block.attends and not keeps_products:
