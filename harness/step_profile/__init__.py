@@ -13,6 +13,7 @@ from harness.step_profile.in_words import (
     MEMORY_KINDS,
     NCCL_COMMUNICATOR,
     SMALL_SHARE,
+    WITHOUT_HOST,
     between_steps_in_words,
     change_of_time_in_words,
     explain_oom,

@@ -69,6 +69,8 @@ KERNELS = {
     "idle": "device idle",
 }
 """The words for classes of kernels and other parts of a step's time that are not shown by their name."""
+WITHOUT_HOST = "without what it waits for the host"
+"""Said of times that are the device's alone."""
 SMALL_SHARE = 0.02
 """A share of the device's time: classes with less are shown together, as the rest."""
 SMALL_CHANGE = 0.05

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from harness.hardware import find_hardware
 from harness.kernel_time import where_from
+from harness.step_profile import WITHOUT_HOST
 
 VARIABLE = "VIRTUAL_GPU"
 """The environment variable of every process on a virtual GPU: the device's name in the hardware table."""
@@ -76,7 +77,7 @@ def where_times_are_from(*, with_host: bool = True) -> str | None:
     name = emulated_device()
     if name is None or not has_clock():
         return None
-    host = "; the host's is this machine's own" if with_host else ", without what it waits for the host"
+    host = "; the host's is this machine's own" if with_host else f", {WITHOUT_HOST}"
     return f"estimated, the device's ({where_from(find_hardware(name))}){host}"
 
 

@@ -12,6 +12,7 @@ from harness.cli.terminal.profile_tables import print_profile
 from harness.cli.terminal.progress import RunProgress
 from harness.cli.terminal.terminal import Terminal
 from harness.step_profile import (
+    WITHOUT_HOST,
     Allocation,
     HardwareSummary,
     LeakReport,
@@ -74,6 +75,15 @@ def test_a_loss_that_nobody_knows_is_not_said_to_be_infinite(not_finite):
     step = StepStats(time_s=TimeStats(), loss=[None, 1.5])
     said = "not known" if not_finite is None else "not finite"
     assert f"loss {said} -> 1.5000 over 2 steps" in printed(profile(step=step, not_finite=not_finite))
+
+
+def test_tokens_of_the_devices_time_alone_are_said_to_be_so():
+    """harness watch prints them below those of a virtual GPU, which waits for its host."""
+    said = "12,346 tokens/s, MFU 50.0%"
+    assert f"{said} if the device never waits for the host" in printed(
+        profile(provenance={"times": f"estimated, {WITHOUT_HOST}"})
+    )
+    assert said in printed(profile(provenance={"times": "estimated"}))
 
 
 def test_a_wide_profile_fits_in_80_columns_and_loses_nothing():

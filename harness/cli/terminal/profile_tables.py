@@ -8,6 +8,7 @@ from harness.step_profile import (
     KERNELS,
     MEMORY_KINDS,
     PHASES,
+    WITHOUT_HOST,
     RanksReport,
     StepProfile,
     TimeStats,
@@ -131,11 +132,14 @@ def _facts(profile: StepProfile) -> list[str]:
         ("process on the host", step.host_rss_bytes),
     ]
     lines.append("; ".join(f"{name} {in_gib(size)}" for name, size in apart if size is not None))
-    if step.time_s.median is not None and isinstance(times := profile.provenance.get("times"), str):
+    times = profile.provenance.get("times")
+    if step.time_s.median is not None and isinstance(times, str):
         lines.append(f"times: {times}")
     if step.tokens_per_s is not None:
         mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
-        lines.append(f"{step.tokens_per_s:,.0f} tokens/s{mfu}")
+        never_late = isinstance(times, str) and WITHOUT_HOST in times
+        late = " if the device never waits for the host" if never_late else ""
+        lines.append(f"{step.tokens_per_s:,.0f} tokens/s{mfu}{late}")
     if time := time_in_words(profile.parts_of_time_s()):
         known = step.tokens_per_s_range()
         sure = "" if known is None else f"; {known[0]:,.0f} to {known[1]:,.0f} tokens/s four times of five"
