@@ -22,6 +22,9 @@ from harness.napkin.weights import SIZES
 PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
 """PASSES is how often each byte that is kept is read or written. The others are the operators that forward
 launches for a block besides its matrix products, for an adapter, and for the loss."""
+OPERATORS_OF_UNIT, OPERATORS_OF_SHARD = (23, 34), 1.6
+"""How many operators take the host as long as FSDP2's hooks do around forward and around backward of a unit,
+and in either for each of its weights, its norms together: as the host of a simulated step counts them."""
 COMPILED_PASSES = 1.2, 2.3
 """The passes over what a compiled block keeps, in forward and in backward, as Inductor counts them for the
 kernels that it makes (profiles/cpu/compiled_bytes.json)."""
@@ -148,12 +151,14 @@ class _Works:
         """What FSDP2 copies beside what it sends: gathered weights into their own tensors, in forward and
         again in backward, and gradients into one tensor, in the dtype in which they are summed up
         (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
-        memory, layers, micro = self.memory, self.built.shape.layers, self.micro
+        memory, built, layers, micro = self.memory, self.built, self.built.shape.layers, self.micro
+        weights = OPERATORS_OF_SHARD * sum(w.count for w in (*built.outer, *built.in_blocks))
+        before, after = (round(each * (layers + 1) + weights) for each in OPERATORS_OF_UNIT)
         blocks = 2 * layers * memory.block.weights
         made = layers * memory.block.made + memory.own.made + memory.reduced_bytes
-        forward = Work(0, blocks + 2 * memory.own.weights, layers + 1).times(micro)
-        again = Work(0, memory.reshards * blocks, layers).times(micro)
-        return forward, again, Work(0, made, layers + 1).times(self.recipe.syncs_per_step)
+        forward = Work(0, blocks + 2 * memory.own.weights, before).times(micro)
+        again = Work(0, memory.reshards * blocks, after).times(micro)
+        return forward, again, Work(0, made).times(self.recipe.syncs_per_step)
 
     def _phase(
         self, works: list[Work], moved: int, waits: int = 0, on_host: int = 0, sent: float = 0.0

@@ -128,3 +128,15 @@ def test_casts_and_copies_move_the_bytes_that_a_simulated_step_counts(fields: di
     simulated, by_arithmetic = simulate(recipe, A100)[0].phases, step_time(estimate(recipe, A100)).phases
     for name in ("forward", "backward"):
         assert by_arithmetic[name].bytes_moved == pytest.approx(simulated[name].bytes_moved, rel=0.2)
+
+
+@pytest.mark.parametrize(("model", "adapter"), [("qwen3-1.7b", "none"), ("llama-3.2-1b", "lora")])
+def test_a_host_takes_as_long_for_fsdp_as_that_of_a_simulated_step(model: str, adapter: str) -> None:
+    """Short sequences wait for it on an H100: what sharding adds to forward and backward is the host's."""
+    alone = Recipe(model=model, adapter=adapter, seq_len=128, micro_batch_size=1)
+    sharded = alone.model_copy(update={"parallel": "fsdp", "dp_shard": 4})
+    card = find_hardware("h100")
+    for name in ("forward", "backward"):
+        took = [simulate(recipe, card)[0].phases[name].time_s.median or 0.0 for recipe in (alone, sharded)]
+        hosts = [step_time(estimate(recipe, card)).phases[name].time.host_s for recipe in (alone, sharded)]
+        assert hosts[1] - hosts[0] == pytest.approx(took[1] - took[0], rel=0.1)
