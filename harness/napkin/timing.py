@@ -76,10 +76,10 @@ class _Works:
         forward = self._layers(1, 1) * (1 + recipe.computes_reference) * (1 + recipe.unpaired)
         backward = [*self.repeated, *self.of_tiles, *self._layers(2 if recipe.trains_base else 1, 2)]
         backward += self._products(self.built.head, 1) if recipe.by_trl else []  # its tiles, made anew
-        if recipe.mixed and not recipe.fsdp and not self.acts.compiled:  # autocast's copies, and back
-            cast = Work(0, self.cast_weights, self.built.shape.layers).times(micro)
-            forward.append(cast)
-            backward += [cast] * (recipe.trains_base + self.acts.recomputes)
+        if (cast := self._cast_weights()) and not recipe.fsdp and not self.acts.compiled:
+            copies = Work(0, cast, self.built.shape.layers).times(micro)
+            forward.append(copies)
+            backward += [copies] * (recipe.trains_base + self.acts.recomputes)
         added = 3 * gradients * (micro - 1)  # to gradients of earlier micro batches
         launches = sum(w.count for w in memory.trained) * (micro - 1)
         backward.append(Work(0, 0 if on_host else added, launches))
@@ -100,9 +100,9 @@ class _Works:
             "optimizer_step": self._phase(steps, crossing, 0, stepped),
         }
 
-    @cached_property
-    def cast_weights(self) -> int:
-        """The bytes that autocast moves to cast the weights of linear layers from fp32, once in a forward."""
+    def _cast_weights(self) -> int:
+        """The bytes that autocast moves to cast the weights of linear layers from fp32, once in a forward; 0
+        where they have the dtype in which they are multiplied."""
         built, width = self.built, self.acts.compute
         own = SIZES[built.made_dtype]
         linear = [(block.count, m) for block, m in built.matrices if m.linear and not built.storage(m)]
