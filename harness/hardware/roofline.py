@@ -50,8 +50,7 @@ class Work:
     """The part of bytes_moved that a kernel moves which ends before the FLOPs begin: a quantized weight is
     brought back to 16 bit as a whole before it is multiplied."""
     shape: tuple[int, int, int, int] | None = None
-    """For one product: m, n, k and batch. For one attention: query length, key length, head size, and batch
-    times heads. Without it, a product is assumed to be a cube, and attention to be causal and long."""
+    """For one product: m, n, k and batch. Without it, a product is assumed to be a cube."""
 
     def share(self, part: float) -> "Work":
         """`part` of this work, by as many operators."""

@@ -9,6 +9,7 @@ up the seconds of each kind, and multiply them by `range_of` the kind for their 
 # pyright: reportUnusedImport=false
 
 from harness.kernel_time.estimates import (
+    ALIGNED_BYTES,
     CacheRoom,
     KernelKind,
     attention,

@@ -114,6 +114,10 @@ def product(
     return _product(Key(hardware), dtype, m, n, k, batch, sustained, quiet)
 
 
+ALIGNED_BYTES = 16
+"""What each row of a 16-bit matrix begins on, for tensor cores: with a vocabulary of 50,257 it does not."""
+
+
 def unaligned_product(hardware: Hardware, flops: float) -> float:
     """The least seconds of a 16-bit product whose matrices have rows that do not begin on 16 bytes: older
     kernels multiply them, and each multiprocessor is as fast as it was on an H100."""

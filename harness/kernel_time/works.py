@@ -4,10 +4,21 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from harness.hardware import Hardware, Time, Work
-from harness.kernel_time.estimates import KernelKind, bound_s, memory, product, range_of
+from harness.kernel_time.estimates import (
+    ALIGNED_BYTES,
+    KernelKind,
+    bound_s,
+    cache_room,
+    memory,
+    product,
+    range_of,
+    unaligned_product,
+)
 from harness.kernel_time.fused_attention import BACKWARD
 from harness.kernel_time.parameters import attention_architecture, fitted_attention
 
+FOUND = 1 / 3
+"""Of three passes over a byte (it is written once and read twice) one reads what was written just before."""
 LONG = 4096
 """The length in tokens that is taken for attention, of which `Work` has FLOPs only."""
 USUAL_HEAD = "128"
@@ -29,7 +40,7 @@ def time_of(works: Iterable[Work], hardware: Hardware) -> Time:
         kind, seconds = _kernel(work, moved_bytes, hardware)
         by_kind[kind] += seconds
         launches = max(1, work.operators)
-        memory_s = memory(hardware, "elementwise", moved_bytes, launches) if moved_bytes else 0.0
+        memory_s = _memory_s(hardware, moved_bytes, launches)
         if work.flops and seconds > memory_s:
             compute += seconds
             computing += seconds
@@ -48,7 +59,7 @@ def _kernel(work: Work, moved_bytes: int, hardware: Hardware) -> tuple[KernelKin
     """
     count = max(1, work.operators)
     if not work.flops:
-        return "memory", memory(hardware, "elementwise", moved_bytes, count) if moved_bytes else 0.0
+        return "memory", _memory_s(hardware, moved_bytes, count)
     least = bound_s(hardware, work.flops, moved_bytes, work.dtype)
     if work.kind == "attention":
         return "attention", max(least, _attention_s(work, hardware))
@@ -59,7 +70,18 @@ def _kernel(work: Work, moved_bytes: int, hardware: Hardware) -> tuple[KernelKin
         side = max(1, round((work.flops / count / 2) ** (1 / 3)))
         m, n, k, batch = side, side, side, 1
     one_s = product(hardware, work.dtype, m, n, k, batch)
+    if work.dtype in ("bf16", "fp16") and any(columns * 2 % ALIGNED_BYTES for columns in (n, k)):
+        one_s = max(one_s, unaligned_product(hardware, 2 * m * n * k * batch))
     return "product", max(least, one_s * work.flops / (2 * m * n * k * batch))
+
+
+def _memory_s(hardware: Hardware, moved_bytes: int, launches: int) -> float:
+    """Seconds of kernels one after the other in a step. Of what each moves the L2 cache holds at most a part,
+    `FOUND`, which the one before has written."""
+    if not moved_bytes:
+        return 0.0
+    share = min(FOUND, cache_room(hardware).size_bytes * launches / moved_bytes)
+    return memory(hardware, "elementwise", moved_bytes, launches, held_share=share)
 
 
 def _attention_s(work: Work, hardware: Hardware) -> float:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.hardware import Hardware
-from harness.kernel_time import KernelKind, attention, memory, product, unaligned_product
+from harness.kernel_time import ALIGNED_BYTES, KernelKind, attention, memory, product, unaligned_product
 from harness.kernels.collectives import BF16_TO_FP32
 from harness.kernels.operators import operator_name
 from harness.kernels.walks import walk_of
@@ -138,9 +138,6 @@ def _factors(name: str, args: Any) -> list[Tensor]:
     """The tensor arguments, without the one that a product is added to, whose dtype may be wider."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     return tensors[1:] if name.partition("::")[2] in ("addmm", "addmm_", "baddbmm") else tensors
-
-
-ALIGNED_BYTES = 16
 
 
 def _has_aligned_rows(matrix: Any) -> bool:

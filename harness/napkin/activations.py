@@ -54,6 +54,7 @@ class Activations:
         self.dims, recipe = Dims(built), built.recipe
         self.recomputes, self.compiled = recipe.gradient_checkpointing, recipe.compile
         self.by_liger, self.in_chunks = recipe.by_liger, recipe.fused_loss or recipe.chunked_loss
+        self.drops = recipe.lora_dropout > 0
         self.asked, self.keeps_products = recipe.attention, recipe.selective_checkpointing
         self.tiles, self.trains_base = recipe.mlp_tiles, recipe.trains_base
         self.compute = SIZES[recipe.compute_dtype]  # bytes of an element that a matrix product reads
@@ -188,18 +189,17 @@ class Activations:
         if not adapted or not built.lora:
             return terms
         wide = self.width_of_adapter(adapted[0])
-        dropped = recipe.lora_dropout > 0
-        if dropped:
+        if self.drops:
             terms.append(term(f"{name}: mask of dropout", dims, 1, "native_dropout", len(adapted)))
-        own = wide != width or dropped  # a copy for each adapted layer
+        own = wide != width or self.drops  # a copy for each adapted layer
         if own or not kept:
-            copies = len(adapted) if dropped or (own and not self.compiled) else 1
+            copies = len(adapted) if self.drops or (own and not self.compiled) else 1
             terms.append(term(f"{name} for A", dims, wide, "LoRA's A", copies))
         terms.append(term("A x", "B·S·R", wide, "LoRA's B", len(adapted)))
         for matrix in adapted if built.lengths else []:
-            each, made = (wide if dropped else self.made) + wide, f"B·S·{matrix.outputs:,}"
+            each, made = (wide if self.drops else self.made) + wide, f"B·S·{matrix.outputs:,}"
             terms.append(term(f"{matrix.name}: W x and B A x", made, each, "DoRA's lengths"))
-            if dropped:  # W x is not the base's own then, but a product with W in A's dtype
+            if self.drops:  # W x is not the base's own then, but a product with W in A's dtype
                 terms.append(term(f"{matrix.name} for W x", f"{matrix.elements:,}", wide, DORA))
         return terms
 
@@ -368,16 +368,22 @@ class Activations:
     def _states(self, source: str) -> Term:
         return self.dims.term("hidden states", "B·S·H", self.stream, source)
 
+    @property
+    def chunk(self) -> int:
+        """The tokens whose logits are made at a time: a power of two, of PyTorch half of Liger's."""
+        tokens, parts = self.dims.of("B·S"), -(-self.shape.vocab // self.shape.hidden)
+        length = 1 << (-(-tokens // parts) - 1).bit_length()
+        return min(tokens, max(1, length // 2) if self.recipe.chunked_loss else length)
+
     def _in_chunks(self) -> list[Term]:
         """What the fused losses of Liger and PyTorch hold. They make a chunk of logits at a time, and both
-        gradients in forward. PyTorch's chunk is half as long, and in 16 bit has an fp32 copy."""
-        tokens, vocab, term, wide = self.dims.of("B·S"), self.shape.vocab, self.dims.term, self.compute
-        chunk, source = 1 << (-(-tokens // -(-vocab // self.shape.hidden)) - 1).bit_length(), LIGER
+        gradients in forward. In 16 bit PyTorch's has an fp32 copy."""
+        term, wide, source = self.dims.term, self.compute, LIGER
         if self.recipe.chunked_loss:
-            chunk, wide, source = max(1, chunk // 2), 4 + wide * (wide == 2), CHUNKED
+            wide, source = 4 + wide * (wide == 2), CHUNKED
         width = SIZES[self.built.loose_dtype] + self.compute * self.recipe.mixed
         return [
             term("gradient of the hidden states", "B·S·H", self.stream, source),
-            term("one chunk of logits", f"{min(tokens, chunk):,}·V", wide, source),
+            term("one chunk of logits", f"{self.chunk:,}·V", wide, source),
             *[term("gradient of the head", "V·H", width, source)] * self.recipe.trains_base,
         ]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 from harness.architecture import Matrix, matrices_of
 from harness.hardware import GPUS_PER_NODE, NETWORK, Hardware, PhaseTime, StepTime, Work, sent_share
@@ -29,8 +30,6 @@ COMPILED_PASSES = 1.2, 2.3
 """The passes over what a compiled block keeps, in forward and in backward, as Inductor counts them for the
 kernels that it makes (profiles/cpu/compiled_bytes.json)."""
 
-STORED = 1 / 2 + 4 / 64
-"""Bytes of a 4-bit element, with its share of the largest value of 64."""
 FP8_EAGER, FP8_COMPILED = (34, 8), (5, 0)
 """Bytes moved for each element that is cast to fp8, and kernels launched for each tensor. Eager code finds
 the largest value, multiplies with the scale in fp32, clamps and rounds (torchao/float8/float8_utils.py);
@@ -54,6 +53,17 @@ def sent_byte_s(hardware: Hardware, ranks: Sequence[int]) -> float:
     on_one_node = min(Counter(rank // GPUS_PER_NODE for rank in ranks).values())
     seconds = collective(hardware, "all_gather", 1e9, len(ranks), on_one_node, network=NETWORK.value)
     return seconds / (1e9 * sent_share("all_gather", len(ranks)))
+
+
+class _Sent(NamedTuple):
+    """Bytes that a rank sends in a phase."""
+
+    in_all: float
+    alone: float
+    """Those that nothing is computed beside."""
+
+
+NOTHING_SENT = _Sent(0.0, 0.0)
 
 
 class _Works:
@@ -84,6 +94,10 @@ class _Works:
         launches = sum(w.count for w in memory.trained) * (micro - 1)
         backward.append(Work(0, 0 if on_host else added, launches))
         backward += [step.update] if step.in_backward else []
+        if recipe.trains_base:  # of the embeddings, written; with a tied head two gradients make a third
+            table = self.built.shape.vocab * self.built.shape.hidden * SIZES[self.built.made_dtype]
+            passes = 1 + PASSES * self.built.shape.tied
+            backward.append(Work(0, passes * table // recipe.tp, passes).times(micro))
         if recipe.fsdp:
             gathered, again, gradients_made = self._copied_by_fsdp()
             forward.append(gathered)
@@ -91,7 +105,7 @@ class _Works:
         crossing = 2 * gradients * (recipe.steps_on_host and not memory.away)  # and weights back
         steps = [] if recipe.steps_on_host or step.in_backward else [step.update, *step.products]
         stepped = step.update.bytes_moved if recipe.steps_on_host else 0
-        sent_forward, sent_backward = self._sent_bytes()
+        sent_forward, sent_backward = self._sent()
         waits_back = waits + micro * gradients * on_host
         return {
             "data": self._phase([Work(0, inputs, 2 * micro)], inputs),
@@ -104,7 +118,7 @@ class _Works:
         """The bytes that autocast moves to cast the weights of linear layers from fp32, once in a forward; 0
         where they have the dtype in which they are multiplied."""
         built, width = self.built, self.acts.compute
-        own = SIZES[built.made_dtype]
+        own = SIZES[built.loose_dtype]
         linear = [(block.count, m) for block, m in built.matrices if m.linear and not built.storage(m)]
         elements = sum(count * m.elements for count, m in (*linear, (1, built.head)))
         return elements // self.recipe.tp * (own + width) * (own > width)
@@ -129,12 +143,13 @@ class _Works:
             works.append(Work(0, moved, OPERATORS * tiles).times(block.count * self.micro))
         return works
 
-    def _sent_bytes(self) -> tuple[float, float]:
-        """The bytes that a rank sends in forward and in backward.
+    def _sent(self) -> tuple[_Sent, _Sent]:
+        """What a rank sends in forward and in backward.
 
-        FSDP2 gathers weights and scatters gradients; DDP sums gradients, which is a scatter and a gather;
-        tensor parallelism sums the residual stream twice per block in forward and in backward (Megatron-LM,
-        arXiv 1909.08053, section 3).
+        FSDP2 gathers weights and scatters gradients, those outside of blocks before and after everything;
+        DDP sums gradients, which is a scatter and a gather, its last bucket when backward is over; tensor
+        parallelism sums the residual stream twice per block in forward and in backward, and waits for it
+        (Megatron-LM, arXiv 1909.08053, section 3).
         """
         memory, recipe, layers = self.memory, self.recipe, self.built.shape.layers
         shard = sent_share("all_gather", recipe.dp_shard)
@@ -144,26 +159,30 @@ class _Works:
         scattered = (shard + copies / recipe.dp_shard) * memory.reduced_bytes + copies * memory.bucket_bytes
         stream = recipe.tokens_per_step * self.built.shape.hidden * self.acts.compute
         sums = 4 * layers * sent_share("all_gather", recipe.tp) * stream
-        forward = gathers * (memory.own.weights + blocks)
-        return forward + sums, again + recipe.syncs_per_step * scattered + sums
+        first, last = gathers * memory.own.weights, scattered / layers
+        if recipe.fsdp:
+            last = scattered * memory.own.reduced / max(1, memory.reduced_bytes)
+        forward = _Sent(first + gathers * blocks + sums, first + sums)
+        return forward, _Sent(again + recipe.syncs_per_step * scattered + sums, last + sums)
 
     def _copied_by_fsdp(self) -> tuple[Work, Work, Work]:
-        """What FSDP2 copies beside what it sends: gathered weights into their own tensors, in forward and
-        again in backward, and gradients into one tensor, in the dtype in which they are summed up
+        """What FSDP2 copies beside what it sends: a rank's share into the tensor that is gathered, gathered
+        weights into their own tensors, and gradients into one tensor, in the dtype that is summed up
         (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
         memory, built, layers, micro = self.memory, self.built, self.built.shape.layers, self.micro
         weights = OPERATORS_OF_SHARD * sum(w.count for w in (*built.outer, *built.in_blocks))
         before, after = (round(each * (layers + 1) + weights) for each in OPERATORS_OF_UNIT)
-        blocks = 2 * layers * memory.block.weights
+        copied = 2 + 2 / self.recipe.dp_shard  # how often each byte of a weight is read or written
+        of_blocks, of_own = int(copied * layers * memory.block.weights), int(copied * memory.own.weights)
         made = layers * memory.block.made + memory.own.made + memory.reduced_bytes
-        forward = Work(0, blocks + 2 * memory.own.weights, before).times(micro)
-        again = Work(0, memory.reshards * blocks, after).times(micro)
+        forward = Work(0, of_blocks + of_own, before).times(micro)
+        again = Work(0, memory.reshards * of_blocks, after).times(micro)
         return forward, again, Work(0, made).times(self.recipe.syncs_per_step)
 
     def _phase(
-        self, works: list[Work], moved: int, waits: int = 0, on_host: int = 0, sent: float = 0.0
+        self, works: list[Work], moved: int, waits: int = 0, on_host: int = 0, sent: _Sent = NOTHING_SENT
     ) -> PhaseTime:
-        """The time of `works`, while `moved` bytes cross the host link and `sent` bytes go to other ranks.
+        """The time of `works`, while `moved` bytes cross the host link and others are `sent` to other ranks.
         The device also waits for `waits` bytes to cross the link, and for work of the host on `on_host`."""
         if self.acts.compiled:  # a compiled graph is launched by one call
             works = [replace(work, operators=0) for work in works]
@@ -173,9 +192,8 @@ class _Works:
         tp, apart = recipe.tp, recipe.dp_replicate if recipe.ddp else recipe.dp_shard * recipe.tp
         ranks = range(tp) if tp > 1 else range(0, apart, tp)  # that communicate with each other
         byte_s = sent_byte_s(hardware, ranks)
-        share = 1.0 if tp > 1 else 1 / self.built.shape.layers  # the first unit, or the last bucket
-        exposed = share * sent * byte_s + max(0.0, (1 - share) * sent * byte_s - time.seconds)
-        return PhaseTime(works, time, link, waited, sent, sent * byte_s, exposed)
+        exposed = sent.alone * byte_s + max(0.0, (sent.in_all - sent.alone) * byte_s - time.seconds)
+        return PhaseTime(works, time, link, waited, sent.in_all, sent.in_all * byte_s, exposed)
 
     def _products(self, matrix: Matrix, times: int, *, backward: bool = False) -> list[Work]:
         """The work of `times` products with a matrix in every micro batch, with those of its adapter.
@@ -187,10 +205,12 @@ class _Works:
         kept = backward and matrix.stacked > 1
         before = n * width if built.storage(matrix) and not kept else 0  # the weight in 16 bit
         if before and self.recipe.four_bit:  # written from what is stored, and read by the product
-            before += round(n * STORED)
+            before += built.stored(matrix)[0] // tp
             moved += before
         in_fp8 = built.in_fp8(matrix)
-        works = [Work(2 * rows * n // matrix.stacked, moved, 1, "matmul", "fp8" if in_fp8 else dtype, before)]
+        shape = (max(1, rows // matrix.stacked), max(1, matrix.outputs // tp), matrix.inputs, matrix.stacked)
+        flops, multiplied = 2 * rows * n // matrix.stacked, "fp8" if in_fp8 else dtype
+        works = [Work(flops, moved, 1, "matmul", multiplied, before, shape)]
         if in_fp8:  # of three products the input, the weight and the output's gradient are factors of two
             size, launches = FP8_COMPILED if self.acts.compiled else FP8_EAGER
             factors = 2 * (rows * (matrix.inputs + matrix.outputs) + n) // 3
@@ -222,10 +242,12 @@ class _Works:
             return wide * (matrix.inputs + 3 * matrix.outputs)
         cast = (wide + width) * (wide != width)
         back = cast if wide > width else 0
+        back += 2 * width * (self.recipe.four_bit and not backward)  # peft copies the result of a 4-bit layer
+        dropped = (2 * wide + 1) * self.acts.drops  # with its mask
         # A reads x; B writes, the factor s reads and writes, the sum reads both and writes
-        of_input, of_output = wide + cast, 3 * wide + (width + wide + max(wide, width)) + back
+        of_input, of_output = wide + cast + dropped, 3 * wide + (width + wide + max(wide, width)) + back
         if backward:  # A's two gradients, and the sum with that of W; the factor, and B's two gradients
-            of_input, of_output = 2 * wide + 3 * width + cast, 4 * wide + cast + back
+            of_input, of_output = 2 * wide + 3 * width + cast + dropped, 4 * wide + cast + back
         return of_input * matrix.inputs + of_output * matrix.outputs
 
     def _is_last(self, matrix: Matrix) -> bool:
@@ -258,8 +280,32 @@ class _Works:
                 flops += flops // 4 if passes == 2 and acts.kernel == "fused" else 0
                 scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
                 works.append(Work(flops, scores, 1, "attention", self.recipe.compute_dtype).times(times))
-        made = d("B·S") * built.head.outputs
-        # compiled, in one kernel: read, and read or written
-        a_logit = 2 * acts.compute if acts.compiled else 4 * PASSES
-        loss = Work(0, made * a_logit, OPERATORS_OF_LOSS).times(self.micro)
-        return works if again else [*works, *self._products(built.head, factor), loss]
+        if again or acts.in_chunks:
+            return works if again or passes == 2 else [*works, *self._loss_in_chunks()]
+        made = d("B·S") * built.head.outputs * self._bytes_of_a_logit(passes)
+        loss = Work(0, made, OPERATORS_OF_LOSS).times(self.micro)
+        return [*works, *self._products(built.head, factor), loss]
+
+    def _loss_in_chunks(self) -> list[Work]:
+        """The work of a loss that makes a chunk of logits at a time, and both gradients in forward: each
+        product reads or writes the head's whole weight, and its gradient grows with each chunk."""
+        head, rows, width, trains = (
+            self.built.head,
+            self.acts.chunk,
+            self.acts.compute,
+            self.recipe.trains_base,
+        )
+        chunks, n = -(-self.acts.dims.of("B·S") // rows) * self.micro, head.elements // self.recipe.tp
+        moved, shape = (rows * (head.inputs + head.outputs) + n) * width, (rows, head.outputs, head.inputs, 1)
+        product = Work(2 * rows * n, moved, 1, "matmul", self.recipe.compute_dtype, shape=shape)
+        loss = Work(0, 4 * PASSES * rows * head.outputs + n * width * trains, OPERATORS_OF_LOSS)
+        return [product.times((2 + trains) * chunks), loss.times(chunks)]
+
+    def _bytes_of_a_logit(self, passes: int) -> int:
+        """The bytes that the loss moves for each logit in forward, or in backward (of two passes): in fp32,
+        to and from which it is cast; log_softmax, and the gradients of that and of what picks the label."""
+        width, compiled = self.acts.compute, self.acts.compiled
+        if compiled or not self.recipe.whole_logits:  # in one kernel: read, and read or written
+            return 2 * width if compiled else 4 * PASSES
+        cast, capped = (width + 4) * (width < 4), width * self.built.shape.logit_softcap
+        return cast + 8 + 6 * capped if passes == 1 else cast + 16 + 7 * capped

@@ -120,6 +120,10 @@ class BuiltModel:
             return "fp32"
         return self.recipe.compute_dtype if self.storage(matrix) else self.loose_dtype
 
+    def stored(self, matrix: Matrix) -> tuple[int, str]:
+        """The bytes of a matrix that is quantized, of all ranks together, and their formula."""
+        return quantized(matrix, self.storage(matrix) or "", self.recipe.double_quant)
+
     def _weight(self, matrix: Matrix, count: int = 1, adapter: str = "", *, stored: bool = False) -> Weight:
         """A rank's part of `matrix`. `adapter` is the dtype of an adapter's matrix, and empty for any other;
         `stored` is whether it is quantized if the recipe quantizes."""
@@ -127,7 +131,7 @@ class BuiltModel:
         storage, kept = self.storage(matrix) if stored else None, adapter or self.loose_dtype
         vector, shown = matrix.role == "vector", f"{rows:,}·{matrix.inputs:,}"
         if storage:
-            size, formula = quantized(matrix, storage, recipe.double_quant)
+            size, formula = self.stored(matrix)
             if shards > 1:  # the packed values are a parameter, their scales are not
                 packed = -(-matrix.elements // 2)
                 size, formula = size - packed + -(-packed // shards), f"{formula}, the half bytes / {shards}"
