@@ -71,7 +71,10 @@ LONG = (
     "tests/fit/test_device_choice.py::test_a_recipe_is_not_changed",
     "tests/fit/test_lengths.py::test_pairs_are_padded",
     "tests/fit/test_lengths.py::test_what_bitsandbytes_leaves",
+    "tests/fit/test_few_layers.py::test_a_search_finds_the_same",  # of few layers and of all
     "tests/fit/test_too_tight.py::test_a_change_with_expandable",
+    "tests/fit/test_too_tight.py::test_the_largest_size",
+    "tests/formula/test_repeated_layers.py::test_requests_of_a_deep_model",
     "tests/project/test_readme.py::test_the_cover",  # full size
     "tests/serve/test_asking.py::test_a_simulation",  # a server's worker
     "tests/serve/test_asking.py::test_a_w",
@@ -80,12 +83,16 @@ LONG = (
     "tests/serve/test_asking.py::test_one_at_a_time",
     "tests/serve/test_asking.py::test_fifty",
     "tests/serve/test_serve_many.py",  # thousands of runs and requests
+    "tests/simulate/test_causal_models.py::test_the_peaks",  # a simulation of each
+    "tests/simulate/test_simulated_run.py::test_every_",
 )
 """What `make test` leaves to `make test-long`: beginnings of names. PART=1/4 takes every fourth."""
 MANY = (
     "tests/benchmarks/test_cards.py::test_a_simulation_says_so_today",
     "tests/benchmarks/test_questions.py",
     "tests/browser",
+    "tests/simulate/test_causal_models.py::test_the_peaks",
+    "tests/simulate/test_simulated_run.py::test_every_",
 )
 """Those that take as long as several others: PART takes every fourth of their tests, as of those that files
 mark themselves (tests/support/long.py), and of all of the virtual GPU's."""
@@ -99,7 +106,9 @@ SLOW = (
     "tests/api/test_names.py",  # orders of imports, each in a fork
     "tests/architecture/test_model_id.py",  # a hub
     "tests/ask/test_ask.py::test_a_formula",  # simulations
+    "tests/architecture/test_architecture.py::test_parameters_of_any_family",  # builds each
     "tests/architecture/test_models.py::test_parameter_count_is_the_published_one",
+    "tests/architecture/test_saved_weights.py::test_weights_that_are_saved_quantized",
     "tests/benchmarks",
     "tests/checkpoint",
     "tests/cli/test_cli.py::test_a_",  # processes of their own
@@ -112,9 +121,13 @@ SLOW = (
     "tests/fit/test_card_count.py",
     "tests/fit/test_confirmed.py",  # simulations, many a test
     "tests/fit/test_device_choice.py",
+    "tests/fit/test_few_layers.py",
     "tests/fit/test_lengths.py",
     "tests/fit/test_search.py",
+    "tests/fit/test_sharding.py",
+    "tests/fit/test_too_tight.py",
     "tests/formula/test_formula.py",  # simulations to compare with
+    "tests/formula/test_repeated_layers.py",
     "tests/gpu",
     "tests/loops/test_adapters.py",  # whole trainers
     "tests/loops/test_finder.py",  # trains, watched
@@ -122,6 +135,7 @@ SLOW = (
     "tests/measure",  # whole runs
     "tests/models",
     "tests/napkin/test_prediction.py",  # every recipe, many times
+    "tests/napkin/test_terms.py",  # compiles
     "tests/napkin/test_timing.py",
     "tests/napkin/test_weights.py",
     "tests/parallel",
@@ -137,6 +151,7 @@ SLOW = (
     "tests/simulate/test_after_step.py",
     "tests/simulate/test_causal_models.py",
     "tests/simulate/test_clock.py",
+    "tests/simulate/test_hardware_traces.py",
     "tests/simulate/test_memory.py",
     "tests/simulate/test_micro_batches.py",
     "tests/simulate/test_ranks.py",

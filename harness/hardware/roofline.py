@@ -51,6 +51,10 @@ class Work:
     brought back to 16 bit as a whole before it is multiplied."""
     shape: tuple[int, int, int, int] | None = None
     """For one product: m, n, k and batch. Without it, a product is assumed to be a cube."""
+    walk: str = "elementwise"
+    """Of kernels without FLOPs, how they walk through their tensors, as harness/kernel_time names it."""
+    elements: int = 0
+    """Of kernels that walk through lists of tensors: how many elements they step through in all."""
 
     def share(self, part: float) -> "Work":
         """`part` of this work, by as many operators."""
@@ -67,6 +71,7 @@ class Work:
             bytes_moved=self.bytes_moved * count,
             operators=self.operators * count,
             before_bytes=self.before_bytes * count,
+            elements=self.elements * count,
         )
 
 

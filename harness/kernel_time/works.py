@@ -40,7 +40,7 @@ def time_of(works: Iterable[Work], hardware: Hardware) -> Time:
         kind, seconds = _kernel(work, moved_bytes, hardware)
         by_kind[kind] += seconds
         launches = max(1, work.operators)
-        memory_s = _memory_s(hardware, moved_bytes, launches)
+        memory_s = _memory_s(hardware, moved_bytes, launches, work)
         if work.flops and seconds > memory_s:
             compute += seconds
             computing += seconds
@@ -59,7 +59,7 @@ def _kernel(work: Work, moved_bytes: int, hardware: Hardware) -> tuple[KernelKin
     """
     count = max(1, work.operators)
     if not work.flops:
-        return "memory", _memory_s(hardware, moved_bytes, count)
+        return "memory", _memory_s(hardware, moved_bytes, count, work)
     least = bound_s(hardware, work.flops, moved_bytes, work.dtype)
     if work.kind == "attention":
         return "attention", max(least, _attention_s(work, hardware))
@@ -75,13 +75,13 @@ def _kernel(work: Work, moved_bytes: int, hardware: Hardware) -> tuple[KernelKin
     return "product", max(least, one_s * work.flops / (2 * m * n * k * batch))
 
 
-def _memory_s(hardware: Hardware, moved_bytes: int, launches: int) -> float:
+def _memory_s(hardware: Hardware, moved_bytes: int, launches: int, work: Work) -> float:
     """Seconds of kernels one after the other in a step. Of what each moves the L2 cache holds at most a part,
     `FOUND`, which the one before has written."""
     if not moved_bytes:
         return 0.0
     share = min(FOUND, cache_room(hardware).size_bytes * launches / moved_bytes)
-    return memory(hardware, "elementwise", moved_bytes, launches, held_share=share)
+    return memory(hardware, work.walk, moved_bytes, launches, share, work.elements)
 
 
 def _attention_s(work: Work, hardware: Hardware) -> float:

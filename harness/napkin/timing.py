@@ -20,12 +20,17 @@ from harness.napkin.memory import Memory
 from harness.napkin.terms import sum_of
 from harness.napkin.weights import SIZES
 
-PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
-"""PASSES is how often each byte that is kept is read or written. The others are the operators that forward
-launches for a block besides its matrix products, for an adapter, and for the loss."""
-OPERATORS_OF_UNIT, OPERATORS_OF_SHARD = (23, 34), 1.6
-"""How many operators take the host as long as FSDP2's hooks do around forward and around backward of a unit,
-and in either for each of its weights, its norms together: as the host of a simulated step counts them."""
+PASSES = 3
+"""How often each byte that is kept is read or written."""
+OPERATORS, OPERATORS_OF_NORM, OPERATORS_OF_EAGER, OPERATORS_OUTSIDE = (21, 28), (7, 12), (9, 11), (50, 25)
+"""How many operators forward and backward launch for a block besides its matrix products, for each of its RMS
+norms, for eager attention, and outside of the blocks, as the hosts of simulated steps count them."""
+OPERATORS_OF_LORA, OPERATORS_OF_CHUNK = 8, 12
+"""How many either launches for an adapter, and forward for a chunk of a loss in chunks."""
+HOOKS_OF_CHECKPOINT, HOOKS_OF_UNIT, HOOKS_OF_WEIGHT = (25, 40), (23, 34), 1.6
+"""How many operators take the host as long as what PyTorch calls around those of forward and of backward: for
+each block that is checkpointed, each unit of FSDP2, and each of its weights in either, or of DDP's in
+backward."""
 COMPILED_PASSES = 1.2, 2.3
 """The passes over what a compiled block keeps, in forward and in backward, as Inductor counts them for the
 kernels that it makes (profiles/cpu/compiled_bytes.json)."""
@@ -87,9 +92,9 @@ class _Works:
         backward = [*self.repeated, *self.of_tiles, *self._layers(2 if recipe.trains_base else 1, 2)]
         backward += self._products(self.built.head, 1) if recipe.by_trl else []  # its tiles, made anew
         if (cast := self._cast_weights()) and not recipe.fsdp and not self.acts.compiled:
-            copies = Work(0, cast, self.built.shape.layers).times(micro)
-            forward.append(copies)
-            backward += [copies] * (recipe.trains_base + self.acts.recomputes)
+            casts = Work(0, cast, self.built.shape.layers, walk="cast").times(micro)
+            forward.append(casts)
+            backward += [casts] * (recipe.trains_base + self.acts.recomputes)
         added = 3 * gradients * (micro - 1)  # to gradients of earlier micro batches
         launches = sum(w.count for w in memory.trained) * (micro - 1)
         backward.append(Work(0, 0 if on_host else added, launches))
@@ -98,10 +103,9 @@ class _Works:
             table = self.built.shape.vocab * self.built.shape.hidden * SIZES[self.built.made_dtype]
             passes = 1 + PASSES * self.built.shape.tied
             backward.append(Work(0, passes * table // recipe.tp, passes).times(micro))
-        if recipe.fsdp:
-            gathered, again, gradients_made = self._copied_by_fsdp()
-            forward.append(gathered)
-            backward += [again, gradients_made]
+        copies = [self._copied_by_fsdp()] if recipe.fsdp else []
+        for works, *own in zip((forward, backward), self._hooks(), *copies, strict=True):
+            works += own
         crossing = 2 * gradients * (recipe.steps_on_host and not memory.away)  # and weights back
         steps = [] if recipe.steps_on_host or step.in_backward else [step.update, *step.products]
         stepped = step.update.bytes_moved if recipe.steps_on_host else 0
@@ -140,7 +144,7 @@ class _Works:
                 if matrix.role in ("up", "down"):
                     works += self._products(matrix, block.count, backward=True)
                     moved += sums * matrix.elements
-            works.append(Work(0, moved, OPERATORS * tiles).times(block.count * self.micro))
+            works.append(Work(0, moved, OPERATORS[1] * tiles).times(block.count * self.micro))
         return works
 
     def _sent(self) -> tuple[_Sent, _Sent]:
@@ -165,19 +169,28 @@ class _Works:
         forward = _Sent(first + gathers * blocks + sums, first + sums)
         return forward, _Sent(again + recipe.syncs_per_step * scattered + sums, last + sums)
 
-    def _copied_by_fsdp(self) -> tuple[Work, Work, Work]:
-        """What FSDP2 copies beside what it sends: a rank's share into the tensor that is gathered, gathered
-        weights into their own tensors, and gradients into one tensor, in the dtype that is summed up
-        (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
-        memory, built, layers, micro = self.memory, self.built, self.built.shape.layers, self.micro
-        weights = OPERATORS_OF_SHARD * sum(w.count for w in (*built.outer, *built.in_blocks))
-        before, after = (round(each * (layers + 1) + weights) for each in OPERATORS_OF_UNIT)
+    def _hooks(self) -> list[Work]:
+        """What the host does in forward and in backward around their operators."""
+        memory, built, layers = self.memory, self.built, self.built.shape.layers
+        found = [each * layers * self.acts.recomputes for each in HOOKS_OF_CHECKPOINT]
+        if self.recipe.fsdp:
+            weights = HOOKS_OF_WEIGHT * sum(w.count for w in (*built.outer, *built.in_blocks))
+            found = [n + each * (layers + 1) + weights for n, each in zip(found, HOOKS_OF_UNIT, strict=True)]
+        elif self.recipe.ddp:
+            found[1] += HOOKS_OF_WEIGHT * sum(w.count for w in memory.trained)
+        return [Work(operators=round(each)).times(self.micro) for each in found]
+
+    def _copied_by_fsdp(self) -> tuple[Work, Work]:
+        """What FSDP2 copies in forward and in backward beside what it sends: a rank's share into the tensor
+        that is gathered, gathered weights into their own tensors, and gradients into one tensor, in the dtype
+        that is summed up (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
+        memory, layers = self.memory, self.built.shape.layers
         copied = 2 + 2 / self.recipe.dp_shard  # how often each byte of a weight is read or written
         of_blocks, of_own = int(copied * layers * memory.block.weights), int(copied * memory.own.weights)
         made = layers * memory.block.made + memory.own.made + memory.reduced_bytes
-        forward = Work(0, of_blocks + of_own, before).times(micro)
-        again = Work(0, memory.reshards * of_blocks, after).times(micro)
-        return forward, again, Work(0, made).times(self.recipe.syncs_per_step)
+        again = self.micro * memory.reshards * of_blocks
+        forward = Work(0, of_blocks + of_own, 2 * layers).times(self.micro)
+        return forward, Work(0, again + self.recipe.syncs_per_step * made, 3 * layers)
 
     def _phase(
         self, works: list[Work], moved: int, waits: int = 0, on_host: int = 0, sent: _Sent = NOTHING_SENT
@@ -216,11 +229,9 @@ class _Works:
             factors = 2 * (rows * (matrix.inputs + matrix.outputs) + n) // 3
             works.append(Work(0, size * factors, 2 * launches))
         if casts := rows * self._cast_bytes(matrix, backward=backward):
-            works.append(Work(0, casts, 2))
+            works.append(Work(0, casts, 2, walk="cast"))
         if matrix.name in built.adapted and built.lora:
-            flops = 2 * rows * built.rank * (matrix.inputs + matrix.outputs) // tp
-            moved = rows * self._moved_by_lora(matrix, backward=backward)
-            works.append(Work(flops, moved, OPERATORS_OF_LORA, "matmul", dtype))
+            works += self._by_lora(matrix, rows, backward=backward)
         return [work.times(times * self.micro) for work in works]
 
     def _cast_bytes(self, matrix: Matrix, *, backward: bool) -> int:
@@ -234,21 +245,30 @@ class _Works:
         both = backward and acts.trains_base  # products for gradients, of which one is of the input
         return matrix.inputs * (acts.stream + width) // (1 + both)
 
-    def _moved_by_lora(self, matrix: Matrix, *, backward: bool) -> int:
-        """The bytes that an adapter moves for each row: W x + s·B A x (peft/tuners/lora/layer.py). Where it
+    def _by_lora(self, matrix: Matrix, rows: int, *, backward: bool) -> list[Work]:
+        """The work of an adapter beside a product: W x + s·B A x (peft/tuners/lora/layer.py). Where it
         computes in another dtype than the layer, x is cast to that, and the sum back to the layer's."""
-        wide, width = self.acts.width_of_adapter(matrix), self.acts.made
+        wide, width, into, out = (
+            self.acts.width_of_adapter(matrix),
+            self.acts.made,
+            matrix.inputs,
+            matrix.outputs,
+        )
+        flops = 2 * rows * self.built.rank * (into + out) // self.recipe.tp
+        products = Work(flops, rows * wide * (into + out), 2, "matmul", self.recipe.compute_dtype)
+        rest = OPERATORS_OF_LORA - 2
         if self.acts.compiled:  # in few kernels
-            return wide * (matrix.inputs + 3 * matrix.outputs)
-        cast = (wide + width) * (wide != width)
-        back = cast if wide > width else 0
-        back += 2 * width * (self.recipe.four_bit and not backward)  # peft copies the result of a 4-bit layer
-        dropped = (2 * wide + 1) * self.acts.drops  # with its mask
-        # A reads x; B writes, the factor s reads and writes, the sum reads both and writes
-        of_input, of_output = wide + cast + dropped, 3 * wide + (width + wide + max(wide, width)) + back
-        if backward:  # A's two gradients, and the sum with that of W; the factor, and B's two gradients
-            of_input, of_output = 2 * wide + 3 * width + cast + dropped, 4 * wide + cast + back
-        return of_input * matrix.inputs + of_output * matrix.outputs
+            return [products, Work(0, rows * wide * 2 * out, rest)]
+        cast, back = (wide + width) * (wide != width), (wide + width) * (wide > width)
+        dropped = (2 * wide + 1) * self.acts.drops * into  # with its mask
+        if backward:  # two gradients of A and of B; the sum with that of W, the factor
+            products = replace(products, bytes_moved=2 * products.bytes_moved)
+            moved, casts = dropped + 3 * width * into + 2 * wide * out, cast * (into + out) + back * out
+        else:  # the factor is read and written, the sum reads both and writes; peft copies 4-bit results
+            copied = 2 * width * self.recipe.four_bit
+            moved = dropped + (3 * wide + width + max(wide, width) + copied) * out
+            casts = cast * into + back * out
+        return [products, Work(0, rows * moved, rest - 2), Work(0, rows * casts, 2, walk="cast")]
 
     def _is_last(self, matrix: Matrix) -> bool:
         """Whether nothing after this matrix product keeps its result, so that recomputation ends before it
@@ -269,22 +289,28 @@ class _Works:
                     continue
                 if not keeps_products or built.storage(matrix):
                     works += self._products(matrix, count * factor, backward=passes == 2)
-            times = count * self.micro * passes
-            over = COMPILED_PASSES[passes - 1] / passes if acts.compiled else PASSES
+            times = count * self.micro
+            over = COMPILED_PASSES[passes - 1] if acts.compiled else PASSES * passes
             kept = self.moving.kept_by(block)
             read = sum_of(term for term in kept if term.source != DEQUANTIZED)  # products read that
             read += acts.kept_by_tiles(block)
-            works.append(Work(0, int(read * over), OPERATORS).times(times))
+            works.append(Work(0, int(read * over), self._operators(passes)).times(times))
             if block.attends and not keeps_products:
                 flops = 2 * d("B·N·S·S") * (d("D") + d("U"))  # a fused backward makes the scores once more
                 flops += flops // 4 if passes == 2 and acts.kernel == "fused" else 0
                 scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
-                works.append(Work(flops, scores, 1, "attention", self.recipe.compute_dtype).times(times))
+                attention = Work(flops, scores, 1, "attention", self.recipe.compute_dtype)
+                works.append(attention.times(times * passes))
         if again or acts.in_chunks:
             return works if again or passes == 2 else [*works, *self._loss_in_chunks()]
-        made = d("B·S") * built.head.outputs * self._bytes_of_a_logit(passes)
-        loss = Work(0, made, OPERATORS_OF_LOSS).times(self.micro)
-        return [*works, *self._products(built.head, factor), loss]
+        return [*works, *self._products(built.head, factor), *self._loss(passes)]
+
+    def _operators(self, passes: int) -> int:
+        """How many operators forward, or backward (of two passes), launches for a block besides products."""
+        shape, which = self.built.shape, passes - 1
+        norms = 0 if shape.layer_norm or self.acts.by_liger else shape.norms + 2 * shape.qk_norm
+        of_eager = OPERATORS_OF_EAGER[which] * (self.acts.kernel == "eager")
+        return OPERATORS[which] + norms * OPERATORS_OF_NORM[which] + of_eager
 
     def _loss_in_chunks(self) -> list[Work]:
         """The work of a loss that makes a chunk of logits at a time, and both gradients in forward: each
@@ -298,14 +324,22 @@ class _Works:
         chunks, n = -(-self.acts.dims.of("B·S") // rows) * self.micro, head.elements // self.recipe.tp
         moved, shape = (rows * (head.inputs + head.outputs) + n) * width, (rows, head.outputs, head.inputs, 1)
         product = Work(2 * rows * n, moved, 1, "matmul", self.recipe.compute_dtype, shape=shape)
-        loss = Work(0, 4 * PASSES * rows * head.outputs + n * width * trains, OPERATORS_OF_LOSS)
+        loss = Work(0, 4 * PASSES * rows * head.outputs + n * width * trains, OPERATORS_OF_CHUNK)
         return [product.times((2 + trains) * chunks), loss.times(chunks)]
 
-    def _bytes_of_a_logit(self, passes: int) -> int:
-        """The bytes that the loss moves for each logit in forward, or in backward (of two passes): in fp32,
-        to and from which it is cast; log_softmax, and the gradients of that and of what picks the label."""
-        width, compiled = self.acts.compute, self.acts.compiled
-        if compiled or not self.recipe.whole_logits:  # in one kernel: read, and read or written
-            return 2 * width if compiled else 4 * PASSES
+    def _loss(self, passes: int) -> list[Work]:
+        """The work of the loss in forward, or in backward (of two passes). Logits are cast to fp32 and their
+        gradients back; between are log_softmax, and in backward the gradient of what picks the label."""
+        logits, width = self.acts.dims.of("B·S") * self.built.head.outputs * self.micro, self.acts.compute
+        launches = OPERATORS_OUTSIDE[passes - 1] * self.micro
+        if self.acts.compiled or not self.recipe.whole_logits:  # in one kernel: read, and read or written
+            return [Work(0, logits * (2 * width if self.acts.compiled else 4 * PASSES), launches)]
         cast, capped = (width + 4) * (width < 4), width * self.built.shape.logit_softcap
-        return cast + 8 + 6 * capped if passes == 1 else cast + 16 + 7 * capped
+        moved, softmax, walk = (
+            (4 + 7 * capped, 12, "log_softmax_backward") if passes == 2 else (6 * capped, 8, "log_softmax")
+        )
+        return [
+            Work(0, logits * moved, launches - 2 * self.micro),
+            Work(0, logits * cast, self.micro, walk="cast"),
+            Work(0, logits * softmax, self.micro, walk=walk),
+        ]
