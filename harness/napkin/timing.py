@@ -172,7 +172,7 @@ class _Works:
     def _hooks(self) -> list[Work]:
         """What the host does in forward and in backward around their operators."""
         memory, built, layers = self.memory, self.built, self.built.shape.layers
-        found = [each * layers * self.acts.recomputes for each in HOOKS_OF_CHECKPOINT]
+        found = [float(each * layers * self.acts.recomputes) for each in HOOKS_OF_CHECKPOINT]
         if self.recipe.fsdp:
             weights = HOOKS_OF_WEIGHT * sum(w.count for w in (*built.outer, *built.in_blocks))
             found = [n + each * (layers + 1) + weights for n, each in zip(found, HOOKS_OF_UNIT, strict=True)]
@@ -248,12 +248,8 @@ class _Works:
     def _by_lora(self, matrix: Matrix, rows: int, *, backward: bool) -> list[Work]:
         """The work of an adapter beside a product: W x + s·B A x (peft/tuners/lora/layer.py). Where it
         computes in another dtype than the layer, x is cast to that, and the sum back to the layer's."""
-        wide, width, into, out = (
-            self.acts.width_of_adapter(matrix),
-            self.acts.made,
-            matrix.inputs,
-            matrix.outputs,
-        )
+        wide, width = self.acts.width_of_adapter(matrix), self.acts.made
+        into, out = matrix.inputs, matrix.outputs
         flops = 2 * rows * self.built.rank * (into + out) // self.recipe.tp
         products = Work(flops, rows * wide * (into + out), 2, "matmul", self.recipe.compute_dtype)
         rest = OPERATORS_OF_LORA - 2
@@ -315,17 +311,14 @@ class _Works:
     def _loss_in_chunks(self) -> list[Work]:
         """The work of a loss that makes a chunk of logits at a time, and both gradients in forward: each
         product reads or writes the head's whole weight, and its gradient grows with each chunk."""
-        head, rows, width, trains = (
-            self.built.head,
-            self.acts.chunk,
-            self.acts.compute,
-            self.recipe.trains_base,
-        )
+        head, rows, width = self.built.head, self.acts.chunk, self.acts.compute
+        trains = self.recipe.trains_base
         chunks, n = -(-self.acts.dims.of("B·S") // rows) * self.micro, head.elements // self.recipe.tp
         moved, shape = (rows * (head.inputs + head.outputs) + n) * width, (rows, head.outputs, head.inputs, 1)
         product = Work(2 * rows * n, moved, 1, "matmul", self.recipe.compute_dtype, shape=shape)
         loss = Work(0, 4 * PASSES * rows * head.outputs + n * width * trains, OPERATORS_OF_CHUNK)
-        return [product.times((2 + trains) * chunks), loss.times(chunks)]
+        outside = Work(operators=OPERATORS_OUTSIDE[0]).times(self.micro)
+        return [product.times((2 + trains) * chunks), loss.times(chunks), outside]
 
     def _loss(self, passes: int) -> list[Work]:
         """The work of the loss in forward, or in backward (of two passes). Logits are cast to fp32 and their
