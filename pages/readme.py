@@ -250,32 +250,42 @@ def written(profile: StepProfile, rows: list[dict[str, Any]], emulated: list[Row
 
 
 def napkin_error(document: dict[str, Any]) -> str:
-    """Markdown: how far the napkin's peaks are from the simulation's, over all rows and by toggles."""
+    """Markdown: how far napkin's peaks and times are from the simulation's, over all rows and by toggles."""
     rows = [row for row in document["rows"] if row["simulated"]]
-    offs: dict[str, list[float]] = {"all": []}
-    for row in rows:
-        off = abs(row["napkin"]["bytes"] / row["simulated"]["bytes"] - 1)
-        offs["all"].append(off)
-        offs.setdefault(row["toggles"], []).append(off)
+    off = {
+        what: [row["napkin"][what] / row["simulated"][what] - 1 for row in rows] for what in ("bytes", "s")
+    }
+    peaks, times = (list(map(abs, off[what])) for what in ("bytes", "s"))
     models = len({row["model"] for row in rows})
-    times = [abs(row["napkin"]["s"] / row["simulated"]["s"] - 1) for row in rows]
-    within = sum(off <= 0.05 for off in offs["all"])
     said = (
         f"Over {len(rows)} steps of {models} models on an {document['device'].upper()}, napkin's peak is "
-        f"{median(offs['all']):.2%} off from the simulation's in the median, at most 5 % in\n"
-        f"{within} of them, and {max(offs['all']):.0%} at most. Its time of a step is "
-        f"{median(times):.0%} off in the median, at most 25 % in {sum(off <= 0.25 for off in times)}.\n\n"
+        f"{median(peaks):.2%} off from the simulation's in the median, at most 5 % in\n"
+        f"{sum(each <= 0.05 for each in peaks)} of them, and {max(peaks):.0%} at most. Its time of a step is "
+        f"{median(times):.0%} off in the median, at most 25 % in {sum(each <= 0.25 for each in times)}.\n\n"
     )
-    lines = [
-        (name, str(len(found)), f"{median(found):.2%}", f"{max(found):.1%}") for name, found in offs.items()
-    ]
-    ratios = [
-        (row["napkin"]["bytes"] / row["simulated"]["bytes"] - 1, row["model"], row["toggles"]) for row in rows
-    ]
-    worst = sorted(ratios, key=lambda each: -abs(each[0]))[:5]
-    named = ", ".join(f"{model} {toggles} ({off:+.0%})" for off, model, toggles in worst)
-    table = markdown_table(("toggles", "steps", "median error", "largest error"), lines, range(1, 4))
-    return f"{said}{table}\nFarthest off: {named}.\n"
+    by_toggles: dict[str, list[int]] = {"all": [*range(len(rows))]}
+    for index, row in enumerate(rows):
+        by_toggles.setdefault(row["toggles"], []).append(index)
+    lines = []
+    for name, found in by_toggles.items():
+        of_peak, of_time = ([each[index] for index in found] for each in (peaks, times))
+        ends = (
+            f"{median(of_peak):.2%}",
+            f"{max(of_peak):.1%}",
+            f"{median(of_time):.0%}",
+            f"{max(of_time):.0%}",
+        )
+        lines.append((name, str(len(found)), *ends))
+    farthest = {
+        what: ", ".join(
+            f"{rows[index]['model']} {rows[index]['toggles']} ({each[index]:+.0%})"
+            for index in sorted(range(len(rows)), key=lambda index: -abs(each[index]))[:5]
+        )
+        for what, each in off.items()
+    }
+    heads = ("toggles", "steps", "peak: median error", "largest", "time: median error", "largest")
+    table = markdown_table(heads, lines, range(1, 6))
+    return f"{said}{table}\nFarthest off: of peaks {farthest['bytes']}; of times {farthest['s']}.\n"
 
 
 def with_parts(page: str, parts: dict[str, str]) -> str:
