@@ -88,8 +88,8 @@ class _Works:
         waits = memory.kept_on_host if recipe.checkpoints_on_host else 0
         moved = micro * (memory.kept_on_host - waits + (memory.parameter_bytes if memory.away else 0))
         waits = micro * (waits + memory.kept_by_loss * recipe.activations_on_host)
-        forward = self._layers(1, 1) * (1 + recipe.computes_reference) * (1 + recipe.unpaired)
-        backward = [*self.repeated, *self.of_tiles, *self._layers(2 if recipe.trains_base else 1, 2)]
+        forward = self._layers(1) * (1 + recipe.computes_reference) * (1 + recipe.unpaired)
+        backward = [*self.repeated, *self.of_tiles, *self._layers(2)]
         backward += self._products(self.built.head, 1) if recipe.by_trl else []  # its tiles, made anew
         if (cast := self._cast_weights()) and not recipe.fsdp and not self.acts.compiled:
             casts = Work(0, cast, self.built.shape.layers, walk="cast").times(micro)
@@ -135,7 +135,7 @@ class _Works:
     def repeated(self) -> list[Work]:
         """What backward computes again: with checkpointing, or to keep to activation_memory_budget."""
         share = 1.0 if self.acts.recomputes else 1 - self.memory.budget
-        return [work.share(share) for work in self._layers(1, 1, again=True)] if share else []
+        return [work.share(share) for work in self._layers(1, again=True)] if share else []
 
     @cached_property
     def of_tiles(self) -> list[Work]:
@@ -146,7 +146,7 @@ class _Works:
             moved = PASSES * self.acts.kept_by_tiles(block)
             for matrix in matrices_of(self.built.shape, block):
                 if matrix.role in ("up", "down"):
-                    works += self._products(matrix, block.count, backward=True)
+                    works += self._products(matrix, block.count, gradients=1)
                     moved += sums * matrix.elements
             works.append(Work(0, moved, OPERATORS[1] * tiles).times(block.count * self.micro))
         return works
@@ -212,30 +212,34 @@ class _Works:
         exposed = sent.alone * byte_s + max(0.0, (sent.in_all - sent.alone) * byte_s - time.seconds)
         return PhaseTime(works, time, link, waited, sent.in_all, sent.in_all * byte_s, exposed)
 
-    def _products(self, matrix: Matrix, times: int, *, backward: bool = False) -> list[Work]:
-        """The work of `times` products with a matrix in every micro batch, with those of its adapter.
+    def _products(self, matrix: Matrix, times: int, *, gradients: int = 0) -> list[Work]:
+        """The work of `times` products with a matrix in every micro batch, with those of its adapter: in
+        forward, or in backward, of which 1 of the `gradients` is that of its input and 2 that of its weight.
         Backward dequantizes a linear layer's weight again; the experts' it has kept since forward."""
         tp, dtype = self.recipe.tp, self.recipe.compute_dtype
         built, width = self.built, self.acts.compute
         rows, n = self.acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S"), matrix.elements // tp
         moved = (rows * (matrix.inputs + matrix.outputs // tp) + n) * width
-        kept = backward and matrix.stacked > 1
+        kept = gradients and matrix.stacked > 1
         before = n * width if built.storage(matrix) and not kept else 0  # the weight in 16 bit
         if before and self.recipe.four_bit:  # written from what is stored, and read by the product
             before += built.stored(matrix)[0] // tp
             moved += before
-        in_fp8 = built.in_fp8(matrix)
-        shape = (max(1, rows // matrix.stacked), max(1, matrix.outputs // tp), matrix.inputs, matrix.stacked)
-        flops, multiplied = 2 * rows * n // matrix.stacked, "fp8" if in_fp8 else dtype
-        works = [Work(flops, moved, 1, "matmul", multiplied, before, shape)]
-        if in_fp8:  # of three products the input, the weight and the output's gradient are factors of two
+        flops, multiplied = 2 * rows * n // matrix.stacked, "fp8" if built.in_fp8(matrix) else dtype
+        m, out, k = max(1, rows // matrix.stacked), max(1, matrix.outputs // tp), matrix.inputs
+        shapes = [(m, k, out), (out, k, m)][:gradients] or [(m, out, k)]
+        works = [
+            Work(flops, moved, 1, "matmul", multiplied, before, (*shape, matrix.stacked)) for shape in shapes
+        ]
+        if built.in_fp8(matrix):
+            # of three products the input, the weight and the output's gradient are factors of two
             size, launches = FP8_COMPILED if self.acts.compiled else FP8_EAGER
             factors = 2 * (rows * (matrix.inputs + matrix.outputs) + n) // 3
-            works.append(Work(0, size * factors, 2 * launches))
-        if casts := rows * self._cast_bytes(matrix, backward=backward):
-            works.append(Work(0, casts, 2, walk="cast"))
+            works.append(Work(0, size * factors, 2 * launches).times(len(shapes)))
+        if casts := rows * self._cast_bytes(matrix, backward=gradients > 0):
+            works.append(Work(0, casts, 2, walk="cast").times(len(shapes)))
         if matrix.name in built.adapted and built.lora:
-            works += self._by_lora(matrix, rows, backward=backward)
+            works += self._by_lora(matrix, rows, backward=gradients > 0)
         return [work.times(times * self.micro) for work in works]
 
     def _cast_bytes(self, matrix: Matrix, *, backward: bool) -> int:
@@ -277,9 +281,10 @@ class _Works:
         followed = shape.norms > 2 or shape.residual_dropout or matrix.name in built.adapted
         return matrix.role == "down" and not followed
 
-    def _layers(self, factor: int, passes: int, *, again: bool = False) -> list[Work]:
-        """The work of all blocks, head and loss: `factor` products with each matrix, and everything else
-        `passes` times. With `again`, only what checkpointing repeats: not the head, nor the last product."""
+    def _layers(self, passes: int, *, again: bool = False) -> list[Work]:
+        """The work of all blocks, head and loss in forward, or in backward (of two `passes`). With `again`,
+        only what checkpointing repeats: not the head, nor the last product."""
+        gradients = (passes - 1) * (1 + self.recipe.trains_base)
         keeps_products = again and self.acts.keeps_products
         built, acts, d, works = self.built, self.acts, self.acts.dims.of, list[Work]()
         for block in built.shape.blocks:
@@ -288,7 +293,7 @@ class _Works:
                 if again and self._is_last(matrix):
                     continue
                 if not keeps_products or built.storage(matrix):
-                    works += self._products(matrix, count * factor, backward=passes == 2)
+                    works += self._products(matrix, count, gradients=gradients)
             times = count * self.micro
             over = COMPILED_PASSES[passes - 1] if acts.compiled else PASSES * passes
             kept = self.moving.kept_by(block)
@@ -303,7 +308,7 @@ class _Works:
                 works.append(attention.times(times * passes))
         if again or acts.in_chunks:
             return works if again or passes == 2 else [*works, *self._loss_in_chunks()]
-        return [*works, *self._products(built.head, factor), *self._loss(passes)]
+        return [*works, *self._products(built.head, 1, gradients=gradients), *self._loss(passes)]
 
     def _operators(self, passes: int) -> int:
         """How many operators forward, or backward (of two passes), launches for a block besides products."""
