@@ -148,7 +148,7 @@ class OptimizerMemory:
     def update(self) -> Work:
         """What one step moves besides, with a kernel for each line of adam.py or sgd.py, or one for all of
         them if it is fused. A multi-tensor kernel steps dozens of tensors, each of which takes the host about
-        as long as an operator."""
+        as long as an operator where it is not fused."""
         recipe, moved, launches, own_launches, elements = self.recipe, 0.0, 0, 0, 0
         passes, each, *_ = self.method[1:] if self.implementation != "fused" else (0, 1)
         passes += (3 if self.name == "sgd" else 2) * (recipe.weight_decay > 0) if passes else 0
@@ -171,6 +171,7 @@ class OptimizerMemory:
                 if recipe.by_torchao and self._in_blocks(weight):
                     moved += 2 * n * LOW_BIT[self.name][2]
         alone = self.one_by_one or recipe.by_torchao or self.name in ("adamw_8bit", "lion_8bit")
-        own_launches += launches if alone else -(-launches // 32) + sum(w.count for w in self.trained)
+        by_host = sum(w.count for w in self.trained) * (self.implementation != "fused")
+        own_launches += launches if alone else -(-launches // 32) + by_host
         walk = "elementwise" if self.one_by_one or not elements else "foreach"
         return Work(0, int(moved), own_launches, walk=walk, elements=elements)

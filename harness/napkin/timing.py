@@ -22,9 +22,11 @@ from harness.napkin.weights import SIZES
 
 PASSES = 3
 """How often each byte that is kept is read or written."""
-OPERATORS, OPERATORS_OF_NORM, OPERATORS_OF_EAGER, OPERATORS_OUTSIDE = (21, 28), (7, 12), (9, 11), (50, 25)
-"""How many operators forward and backward launch for a block besides its matrix products, for each of its RMS
-norms, for eager attention, and outside of the blocks, as the hosts of simulated steps count them."""
+OPERATORS, OPERATORS_OUTSIDE = (18, 20), (50, 25)
+OPERATORS_OF_ROTARY, OPERATORS_OF_NORM, OPERATORS_OF_EAGER = (3, 8), (7, 12), (9, 11)
+"""How many operators forward and backward launch for a block besides its matrix products, and outside of the
+blocks; in a block for rotary positions, each RMS norm, and eager attention: as the hosts of simulated steps
+count them."""
 OPERATORS_OF_LORA, OPERATORS_OF_CHUNK = 8, 12
 """How many either launches for an adapter, and forward for a chunk of a loss in chunks."""
 HOOKS_OF_CHECKPOINT, HOOKS_OF_UNIT, HOOKS_OF_WEIGHT = (25, 40), (23, 34), 1.6
@@ -314,8 +316,9 @@ class _Works:
         """How many operators forward, or backward (of two passes), launches for a block besides products."""
         shape, which = self.built.shape, passes - 1
         norms = 0 if shape.layer_norm or self.acts.by_liger else shape.norms + 2 * shape.qk_norm
+        of_rotary = OPERATORS_OF_ROTARY[which] * (not shape.positions)
         of_eager = OPERATORS_OF_EAGER[which] * (self.acts.kernel == "eager")
-        return OPERATORS[which] + norms * OPERATORS_OF_NORM[which] + of_eager
+        return OPERATORS[which] + of_rotary + norms * OPERATORS_OF_NORM[which] + of_eager
 
     def _loss_in_chunks(self) -> list[Work]:
         """The work of a loss that makes a chunk of logits at a time, and both gradients in forward: each

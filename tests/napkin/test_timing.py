@@ -154,3 +154,20 @@ def test_fsdp_makes_a_step_longer_by_as_much_as_a_simulated_step(
     for name in ("forward", "backward"):
         longer_s = (took[1][name].time_s.median or 0) - (took[0][name].time_s.median or 0)
         assert found[1][name].seconds - found[0][name].seconds == pytest.approx(longer_s, rel=0.1)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize(
+    ("model", "attention"),
+    [("llama-3.2-1b", "eager"), ("qwen3-1.7b", "sdpa"), ("gpt2-medium", "sdpa"), ("phi-3-mini", "sdpa")],
+)
+def test_a_step_of_few_tokens_takes_as_long_as_its_host(
+    model: str, attention: str, checkpointed: bool, tmp_path: Path
+) -> None:
+    """By its norms, positions, eager attention, and the hooks of checkpointing."""
+    fields = {"seq_len": 64, "attention": attention, "gradient_checkpointing": checkpointed}
+    recipe = cut(Recipe(model=model, micro_batch_size=1, **fields), tmp_path, blocks=8)
+    card = find_hardware("h100")
+    simulated, by_arithmetic = simulate(recipe, card)[0].phases, step_time(estimate(recipe, card)).phases
+    for name in ("forward", "backward"):
+        assert by_arithmetic[name].seconds == pytest.approx(simulated[name].time_s.median, rel=0.2)
