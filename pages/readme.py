@@ -252,10 +252,15 @@ def written(profile: StepProfile, rows: list[dict[str, Any]], emulated: list[Row
 def napkin_error(document: dict[str, Any]) -> str:
     """Markdown: how far napkin's peaks and times are from the simulation's, over all rows and by toggles."""
     rows = [row for row in document["rows"] if row["simulated"]]
-    off = {
-        what: [row["napkin"][what] / row["simulated"][what] - 1 for row in rows] for what in ("bytes", "s")
-    }
-    peaks, times = (list(map(abs, off[what])) for what in ("bytes", "s"))
+    by_toggles: dict[str, list[dict[str, float]]] = {"all": []}
+    farthest: dict[str, list[tuple[float, str]]] = {"bytes": [], "s": []}
+    for row in rows:
+        off = {what: row["napkin"][what] / row["simulated"][what] - 1 for what in farthest}
+        for name in ("all", row["toggles"]):
+            by_toggles.setdefault(name, []).append({what: abs(each) for what, each in off.items()})
+        for what, each in off.items():
+            farthest[what].append((abs(each), f"{row['model']} {row['toggles']} ({each:+.0%})"))
+    peaks, times = ([each[what] for each in by_toggles["all"]] for what in farthest)
     models = len({row["model"] for row in rows})
     said = (
         f"Over {len(rows)} steps of {models} models on an {document['device'].upper()}, napkin's peak is "
@@ -263,29 +268,17 @@ def napkin_error(document: dict[str, Any]) -> str:
         f"{sum(each <= 0.05 for each in peaks)} of them, and {max(peaks):.0%} at most. Its time of a step is "
         f"{median(times):.0%} off in the median, at most 25 % in {sum(each <= 0.25 for each in times)}.\n\n"
     )
-    by_toggles: dict[str, list[int]] = {"all": [*range(len(rows))]}
-    for index, row in enumerate(rows):
-        by_toggles.setdefault(row["toggles"], []).append(index)
     lines = []
     for name, found in by_toggles.items():
-        of_peak, of_time = ([each[index] for index in found] for each in (peaks, times))
-        ends = (
-            f"{median(of_peak):.2%}",
-            f"{max(of_peak):.1%}",
-            f"{median(of_time):.0%}",
-            f"{max(of_time):.0%}",
-        )
-        lines.append((name, str(len(found)), *ends))
-    farthest = {
-        what: ", ".join(
-            f"{rows[index]['model']} {rows[index]['toggles']} ({each[index]:+.0%})"
-            for index in sorted(range(len(rows)), key=lambda index: -abs(each[index]))[:5]
-        )
-        for what, each in off.items()
-    }
+        peaks, times = ([each[what] for each in found] for what in farthest)
+        of_peaks = f"{median(peaks):.2%}", f"{max(peaks):.1%}"
+        lines.append((name, str(len(found)), *of_peaks, f"{median(times):.0%}", f"{max(times):.0%}"))
     heads = ("toggles", "steps", "peak: median error", "largest", "time: median error", "largest")
     table = markdown_table(heads, lines, range(1, 6))
-    return f"{said}{table}\nFarthest off: of peaks {farthest['bytes']}; of times {farthest['s']}.\n"
+    named = [
+        ", ".join(text for _, text in sorted(each, key=lambda one: -one[0])[:5]) for each in farthest.values()
+    ]
+    return f"{said}{table}\nFarthest off: of peaks {named[0]}; of times {named[1]}.\n"
 
 
 def with_parts(page: str, parts: dict[str, str]) -> str:

@@ -17,7 +17,7 @@ from harness.kernel_time.estimates import (
 from harness.kernel_time.fused_attention import BACKWARD
 from harness.kernel_time.parameters import attention_architecture, fitted_attention
 
-FOUND = 1 / 3
+IN_CACHE = 1 / 3
 """Of three passes over a byte (it is written once and read twice) one reads what was written just before."""
 LONG = 4096
 """The length in tokens that is taken for attention, of which `Work` has FLOPs only."""
@@ -37,10 +37,9 @@ def time_of(works: Iterable[Work], hardware: Hardware) -> Time:
         moved_bytes = work.bytes_moved - work.before_bytes
         before_s = memory(hardware, "dequantize", work.before_bytes) if work.before_bytes else 0.0
         by_kind["memory"] += before_s
-        kind, seconds = _kernel(work, moved_bytes, hardware)
+        memory_s = _memory_s(work, moved_bytes, hardware)
+        kind, seconds = _kernel(work, moved_bytes, hardware) if work.flops else ("memory", memory_s)
         by_kind[kind] += seconds
-        launches = max(1, work.operators)
-        memory_s = _memory_s(hardware, moved_bytes, launches, work)
         if work.flops and seconds > memory_s:
             compute += seconds
             computing += seconds
@@ -54,20 +53,16 @@ def time_of(works: Iterable[Work], hardware: Hardware) -> Time:
 
 
 def _kernel(work: Work, moved_bytes: int, hardware: Hardware) -> tuple[KernelKind, float]:
-    """The kind of the kernels, whose estimates err alike, and their seconds. `moved_bytes`: without those
-    that a first kernel moves before the FLOPs begin.
+    """The kind of the kernels of work with FLOPs, whose estimates err alike, and their seconds.
+    `moved_bytes`: without those that a first kernel moves before the FLOPs begin.
     """
-    count = max(1, work.operators)
-    if not work.flops:
-        return "memory", _memory_s(hardware, moved_bytes, count, work)
     least = bound_s(hardware, work.flops, moved_bytes, work.dtype)
     if work.kind == "attention":
         return "attention", max(least, _attention_s(work, hardware))
     if work.shape is not None:
         m, n, k, batch = work.shape
-        count = max(1, round(work.flops / (2 * m * n * k * batch)))
     else:
-        side = max(1, round((work.flops / count / 2) ** (1 / 3)))
+        side = max(1, round((work.flops / max(1, work.operators) / 2) ** (1 / 3)))
         m, n, k, batch = side, side, side, 1
     one_s = product(hardware, work.dtype, m, n, k, batch)
     if work.dtype in ("bf16", "fp16") and any(columns * 2 % ALIGNED_BYTES for columns in (n, k)):
@@ -75,12 +70,13 @@ def _kernel(work: Work, moved_bytes: int, hardware: Hardware) -> tuple[KernelKin
     return "product", max(least, one_s * work.flops / (2 * m * n * k * batch))
 
 
-def _memory_s(hardware: Hardware, moved_bytes: int, launches: int, work: Work) -> float:
-    """Seconds of kernels one after the other in a step. Of what each moves the L2 cache holds at most a part,
-    `FOUND`, which the one before has written."""
+def _memory_s(work: Work, moved_bytes: int, hardware: Hardware) -> float:
+    """Seconds of moving bytes by kernels one after the other in a step. Of what each moves the L2 cache holds
+    at most a part, IN_CACHE, which the one before has written."""
     if not moved_bytes:
         return 0.0
-    share = min(FOUND, cache_room(hardware).size_bytes * launches / moved_bytes)
+    launches = max(1, work.operators)
+    share = min(IN_CACHE, cache_room(hardware).size_bytes * launches / moved_bytes)
     return memory(hardware, work.walk, moved_bytes, launches, share, work.elements)
 
 
