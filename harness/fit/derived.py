@@ -1,5 +1,6 @@
 """The formula of a recipe around its own sizes, derived from a few simulations or read from the cache."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from harness.architecture import find_config, read_config
 from harness.errors import InputError
 from harness.fit.few_layers import decoder_config
 from harness.fit.simulations import Simulations
-from harness.formula import Piece, Point, Size, Terms, in_dimensions, point_of, terms_at_peak
+from harness.formula import Piece, Point, Term, Terms, in_dimensions, point_of, terms_at_peak
 from harness.hardware import Hardware
 from harness.recipe import Recipe
 from harness.units import in_gib
@@ -19,6 +20,10 @@ LETTERS = {
     "intermediate_size": "F",
     "moe_intermediate_size": "E",
     "vocab_size": "V",
+    "num_experts": "X",
+    "num_local_experts": "X",
+    "n_routed_experts": "X",
+    "num_experts_per_tok": "T",
 }
 """The textbooks' letter for each dimension, by its field in a model's config."""
 MEANINGS = {
@@ -26,12 +31,17 @@ MEANINGS = {
     "F": "numbers inside an MLP",
     "E": "numbers inside an expert",
     "V": "words in the vocabulary",
+    "X": "experts",
+    "T": "experts that a token is sent to",
     "Q": "numbers of all heads of queries",
     "K": "numbers of all heads of keys",
     "R": "the adapter's rank",
+    "D": "numbers of a head",
     "N": "heads of attention",
 }
 """What each letter counts, as it is printed behind its number."""
+GROWING = ("activations", "temporaries", "inputs")
+"""Categories of memory that may grow with the batch."""
 SHOWN = 24
 """As many terms are printed one by one; the rest are summed up in one line."""
 
@@ -66,14 +76,15 @@ class DerivedFormula:
         sequence = lengths if len(set(tokens)) > 1 else f"S = {tokens[0]:,}"
         return f"Exact for {batch} and {sequence}: simulated at {seen}."
 
-    def spelled(self, size: Size) -> str:
-        """A size in bytes, written with the letters of the model's dimensions."""
-        return in_dimensions(size, spelling(self.dimensions, self.piece))
+    def spelled(self, term: Term) -> str:
+        """The size of one allocation of `term`, written with the letters of the model's dimensions."""
+        letters = spelling(self.dimensions, self.piece)
+        return in_dimensions(term.size, letters, term.widths, of_tokens=term.category in GROWING)
 
     def as_json(self) -> dict[str, Any]:
         """What `harness formula --json` prints, as plain data."""
         terms = [
-            {**asdict(term), "size": str(term.size), "size_in_dimensions": self.spelled(term.size)}
+            {**asdict(term), "size": str(term.size), "size_in_dimensions": self.spelled(term)}
             for term in self.terms.terms
         ]
         return {
@@ -93,16 +104,17 @@ class DerivedFormula:
 
     def _lines(self) -> Iterator[str]:
         rows, tokens = self.point
-        scores = any("·N " in self.spelled(term.size) for term in self.terms.terms[:SHOWN])
+        spelled = [self.spelled(term) for term in self.terms.terms[:SHOWN]]
+        used = set(re.findall("[A-Z]", " ".join(spelled)))
         yield f"{self.name}: what is allocated at the peak, in {self.terms.phase}"
         yield f"  B = micro_batch_size, here {rows:,}; S = seq_len, here {tokens:,}; " + ", ".join(
-            f"{letter} = {size:,}" for letter, size in self.dimensions.items() if letter != "N" or scores
+            f"{letter} = {size:,}" for letter, size in self.dimensions.items() if letter in used
         )
         yield ""
-        for term in self.terms.terms[:SHOWN]:
+        for term, of_one in zip(self.terms.terms, spelled, strict=False):
             size = f"{in_gib(term.rounded_bytes):>10}"
             times = f"{term.count:>5,} × " if term.count > 1 else " " * 8
-            yield f"  {size} {times}{self.spelled(term.size):<24} {term.category}"
+            yield f"  {size} {times}{of_one:<24} {term.category}"
             module = term.module.removeprefix("base_model.model.")
             yield f"  {'':>10} {'':>8}{' '.join(part for part in (module, term.operator) if part)}"
         rest = self.terms.terms[SHOWN:]
@@ -138,12 +150,15 @@ def derive(recipe: Recipe, hardware: Hardware, name: str = "recipe") -> DerivedF
 
 
 def _points(point: Point) -> list[Point]:
-    """The points to simulate: `point`, one where both sizes are larger, and some between. A micro batch of
-    one row makes other requests than all others, since it needs no masks: then only the sequence varies."""
+    """The points to simulate, until the formula is sure: `point`, one where both sizes are larger, and some
+    between; then nearer ones, in case the far ones make other requests; then shorter ones, in case the model
+    takes no longer sequences. A micro batch of one row makes other requests than all others, since it needs
+    no masks: then only the sequence varies."""
     rows, tokens = point
-    if rows == 1:
-        return [point, Point(1, tokens * 4), Point(1, tokens + 64)]
-    return [point, Point(rows * 4, tokens * 4), Point(rows + 1, tokens + 64), Point(rows * 2 + 1, tokens * 2)]
+    lengths = [tokens * 4, tokens + 64, tokens * 2, tokens + 128, tokens // 2, tokens - 64]
+    many = [rows * 4, rows + 1, rows * 2 + 1, rows + 2, rows * 2, rows + 3]
+    others = zip([1] * len(lengths) if rows == 1 else many, lengths, strict=True)
+    return [point, *(Point(rows, tokens) for rows, tokens in others if tokens > 0)]
 
 
 def dimensions(recipe: Recipe) -> dict[str, int]:
@@ -158,6 +173,8 @@ def dimensions(recipe: Recipe) -> dict[str, int]:
         found |= {"Q": number * head, "K": (config.get("num_key_value_heads") or number) * head}
     if not recipe.trains_base:
         found["R"] = recipe.lora_rank
+    if "H" in found and number is not None:
+        found["D"] = config.get("head_dim") or found["H"] // number
     sizes = list(found.values())
     return {name: size for n, (name, size) in enumerate(found.items()) if size not in sizes[:n]}
 
@@ -170,11 +187,10 @@ def heads(recipe: Recipe) -> dict[str, int]:
 
 def spelling(letters: dict[str, int], piece: Piece) -> dict[str, int]:
     """The letters to spell sizes of `piece` with: S too where it was seen at one length, which then is in the
-    coefficients, or else B where it was seen at one micro batch of several rows."""
+    coefficients, and B where it was seen at one micro batch of several rows."""
     rows, lengths = ({*sizes} for sizes in zip(*piece.points, strict=True))
-    if len(lengths) == 1:
-        return {"S": lengths.pop(), **letters}
-    return {"B": rows.pop(), **letters} if len(rows) == 1 and 1 not in rows else letters
+    of_rows = {"B": rows.pop()} if len(rows) == 1 and 1 not in rows else {}
+    return of_rows | ({"S": lengths.pop()} if len(lengths) == 1 else {}) | letters
 
 
 def _heads(config: dict[str, Any]) -> int | None:

@@ -5,22 +5,19 @@ A neutral change trains the same weights to the same values.
 
 from collections import Counter
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from harness.errors import InputError
 from harness.fit.changes import changed, overrides
-from harness.fit.derived import MEANINGS, dimensions, heads, spelling
+from harness.fit.derived import GROWING, MEANINGS, dimensions, heads, spelling
 from harness.fit.exact import fits_at_least
 from harness.fit.simulations import Simulations
-from harness.formula import Factors, Point, Size, Sum, Term, in_dimensions, point_of, terms_at_peak
+from harness.formula import Size, Sum, in_dimensions, point_of, terms_at_peak
 from harness.recipe import Recipe
 from harness.units import counted, in_gib
 
-GROWING = ("activations", "temporaries", "inputs")
-"""Categories of memory that may grow with the batch."""
 NEUTRAL = {"loss": "fused_linear"}
 """The recipe fields of the neutral change. With it the logits never exist as a whole. It costs time where the
 head is trained and a large part of the model."""
@@ -72,7 +69,7 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     # seen at one size, nothing shows what grows, but the optimizer's tensors are as large as weights
     known = piece.explains or found.phase == "optimizer_step"
     for term in growing or terms:
-        size = in_dimensions(term.size if known else _of_rows(term, point), letters)
+        size = in_dimensions(term.size, letters, term.widths, of_tokens=found.phase != "optimizer_step")
         if not known and "S" not in size:
             size = in_gib(term.rounded_bytes // term.count)
         sizes[size] += term.rounded_bytes
@@ -111,12 +108,6 @@ def _of_a_shard(letters: dict[str, int], gpus: int) -> dict[str, int]:
 def _each(name: str) -> str:
     """The explanation of a dimension that is divided among GPUs; empty for any other."""
     return f", a part on each of {name.partition('/')[2]} GPUs" if "/" in name else ""
-
-
-def _of_rows(term: Term, point: Point) -> Size:
-    """The size of a term as if it grew with the batch alone, which a term seen at one size does not show."""
-    each_bytes = term.size_bytes // term.count
-    return Sum(((Fraction(each_bytes, point.micro_batch_size), Factors(batch=1)),))
 
 
 class NeutralChange(NamedTuple):

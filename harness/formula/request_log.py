@@ -35,6 +35,8 @@ class Label(NamedTuple):
     """The path of the module that made it, with a star for the number of a layer: model.layers.*.mlp."""
     operator: str
     """The PyTorch operator that made it."""
+    element_bytes: int = 0
+    """Bytes of one number of the tensor that it was made for; 0 for what a kernel takes for itself."""
 
 
 class Mark(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations_with_replacement
@@ -15,8 +15,19 @@ from harness.formula.piece import Piece, Size
 from harness.formula.request_log import DIED, Label
 from harness.units import round_up
 
-ELEMENT_BYTES = (2, 4, 1, 8)
+ELEMENT_BYTES = tuple(map(Fraction, (2, 4, 1, 8)))
 """How many bytes an element may have, the likeliest first."""
+OF_ONE_WEIGHT = {
+    ("quantize_4bit", 1): Fraction(1, 2),
+    ("quantize_4bit", 4): Fraction(4, 64),
+    ("quantize_blockwise", 1): Fraction(1, 64),
+    ("quantize_blockwise", 4): Fraction(4, 64 * 256),
+}
+"""Bytes for each number of a weight that bitsandbytes quantizes, by the operator and the bytes of what it
+makes: half a byte, and a constant for 64 of them; with double quantization one byte, and a constant for 256
+of these."""
+OF_8_BIT_STATE = Fraction(4, 256)
+"""Bytes for each number of an optimizer's state in 8 bit, of the constants beside it: one for 256 of them."""
 UNLABELLED = Label("other", "", "")
 
 
@@ -27,7 +38,8 @@ class Term:
     category: str
     module: str
     operator: str
-    """These three are the label of the allocations (request_log.py)."""
+    element_bytes: int
+    """These four are the label of the allocations (request_log.py)."""
     count: int
     """How many of them there are."""
     size: Size
@@ -36,6 +48,17 @@ class Term:
     """Requested bytes of all of them together, at the point that was asked for."""
     rounded_bytes: int
     """The same as the allocator counts it, in whole blocks of 512 bytes."""
+
+    @property
+    def widths(self) -> tuple[Fraction, ...]:
+        """The bytes that one number of it may have: one where its tensor is known, none where it has none."""
+        if self.operator == "workspace":
+            return ()
+        if self.category == "optimizer_state" and self.operator == "zeros":
+            return Fraction(self.element_bytes), OF_8_BIT_STATE
+        quantized = OF_ONE_WEIGHT.get((self.operator, self.element_bytes))
+        known = quantized or Fraction(self.element_bytes)
+        return (known,) if known else ELEMENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -88,58 +111,74 @@ def _grouped(piece: Piece, point: Point, alive: set[int]) -> list[Term]:
     return sorted(terms, key=lambda term: -term.rounded_bytes)
 
 
-def in_dimensions(size: Size, names: Mapping[str, int]) -> str:
+def in_dimensions(
+    size: Size,
+    names: Mapping[str, int],
+    widths: Sequence[Fraction] = ELEMENT_BYTES,
+    *,
+    of_tokens: bool = False,
+) -> str:
     """A size in words of the model: 8192·B·S becomes B·S·H × 2 B, if the hidden size H is 4096.
 
-    The coefficient is written as a product of dimensions in `names` and the bytes of an element, where there
-    is such a product that a tensor of a step may have. Numbers of 2 or 4 bytes win, then the fewest
-    dimensions, then those that `names` has first. `names` may have the heads N, for scores of attention:
-    B·S²·N × 4 B. It may have S or B, where the formula holds for one sequence length or micro batch alone.
-    Then a size that grows with the other is taken to hold tokens: one factor S is likelier than two."""
+    The coefficient is written as a product of dimensions in `names` and the bytes of an element, one of
+    `widths`, where there is such a product that a tensor of a step may have. Numbers of 2 or 4 bytes win,
+    then the fewest dimensions, then those that `names` has first. Two or three matrices in one are written
+    as 2·H·F or 3·H·H where nothing else will do.
+
+    `names` may have the heads N, for scores of attention: B·S²·N × 4 B. It may have S or B or both, where
+    the formula holds for one sequence length or micro batch alone. Then a size that grows with the other, or
+    any size if `of_tokens`, is taken to hold tokens: one factor S is likelier than two."""
     if not isinstance(size, Sum) or len(size.terms) != 1:
         return str(size)
     ((coefficient, factors),) = size.terms
-    tokens = factors.batch if "S" in names else 0
-    rows = min(1, factors.sequence) if "B" in names else 0
+    tokens = max(factors.batch, of_tokens) if "S" in names else 0
+    rows = max(min(1, factors.sequence), of_tokens) if "B" in names else 0
 
-    def unlikely(found: tuple[list[str], int]) -> tuple[int, bool]:
+    def unlikely(found: tuple[list[str], Fraction]) -> tuple[int, bool]:
         chosen, width = found
         numbers = any(name not in ("B", "S") for name in chosen)  # without them it may be a mask, or tokens
         sizes = abs(chosen.count("S") - tokens) + abs(chosen.count("B") - rows)
         return sizes, numbers and width not in ELEMENT_BYTES[:2]
 
-    best = min(_named(coefficient, factors, names), key=unlikely, default=None)
-    if best is None:
-        return str(size)
-    chosen, width = best
-    rest = [name for name in chosen if name != "B"]
-    product = "·".join([name for name in ("B" * chosen.count("B"), str(factors), *rest) if name])
-    return f"{product} × {width} B" if product else f"{width} B"
+    for times in (1, 2, 3):
+        found = _named(coefficient / times, factors, names, widths)
+        best = min(found, key=unlikely, default=None)
+        if best is not None:
+            chosen, width = best
+            rest = [name for name in chosen if name != "B"]
+            several = str(times) if times > 1 else ""
+            parts = [several, "B" * chosen.count("B"), str(factors), *rest]
+            product = "·".join(part for part in parts if part)
+            return f"{product} × {width} B" if product else f"{width} B"
+    return str(size) if str(factors) else f"{int(coefficient):,} B"
 
 
 def _named(
-    coefficient: Fraction, factors: Factors, names: Mapping[str, int]
-) -> Iterator[tuple[list[str], int]]:
+    coefficient: Fraction, factors: Factors, names: Mapping[str, int], widths: Sequence[Fraction]
+) -> Iterator[tuple[list[str], Fraction]]:
     """Every product of dimensions and element bytes that is `coefficient`, the shortest first."""
-    for count in (0, 1, 2, 3):
+    for count in range(5 if {"B", "S"} <= {*names} else 4):
         for chosen in combinations_with_replacement(names, count):
-            for width in ELEMENT_BYTES:
+            for width in widths:
                 size = prod(names[name] for name in chosen) * width
                 if size == coefficient and _may_be(factors, chosen, width):
                     yield list(chosen), width
 
 
-def _may_be(factors: Factors, chosen: tuple[str, ...], width: int) -> bool:
+def _may_be(factors: Factors, chosen: tuple[str, ...], width: Fraction) -> bool:
     """Whether a tensor of a step may have these dimensions: scores and masks of attention S², and the scores
-    the heads N; other tokens one dimension; a weight two, of which one may be an adapter's rank R."""
+    the heads N; other tokens one dimension, for each of T experts; a weight two, of which one may be an
+    adapter's rank R, and those of X experts a third."""
     lengths = factors.sequence + chosen.count("S")
     others = [name for name in chosen if name not in ("B", "S")]
     if factors.batch + chosen.count("B") > 1:
         return False
     if lengths == 2:
         return others in ([], ["N"])
-    if lengths > 2 or "N" in others or ("R" in others and width == 8):
+    if lengths > 2 or ("R" in others and width == 8):
         return False
     if lengths or factors.batch or "B" in chosen:
-        return len(others) < 2
-    return len(others) < 3 and others not in (["R"], ["R", "R"])
+        return len(others) - ("T" in others) < 2 and ("N" not in others or width == 4)
+    if {"N", "T"} & {*others} or others.count("X") > 1 or ("D" in others and len(others) > 1):
+        return False
+    return len(others) < 3 + others.count("X") and others not in (["R"], ["R", "R"])

@@ -33,7 +33,13 @@ class Recording:
         for the same stack, which is kept here so that its id stays its own."""
 
     def born(
-        self, key: int, size_bytes: int, on_host: bool, op: str, frames: tuple[TrackedFrame, ...]
+        self,
+        key: int,
+        size_bytes: int,
+        on_host: bool,
+        op: str,
+        frames: tuple[TrackedFrame, ...],
+        element_bytes: int = 0,
     ) -> None:
         """Note that a storage was made (see Sink in observe/storage_tracker.py)."""
         if on_host:
@@ -51,6 +57,7 @@ class Recording:
             birth_phase=self.phase,
             module=self.module,
             operator=op,
+            element_bytes=element_bytes,
             frames=() if op == "adopted" else self._frames(frames),  # an adopted tensor's maker is not known
         )
         self._live[key] = span

@@ -36,9 +36,18 @@ _HELD_BY_THE_CALL = 4
 
 
 class Sink(Protocol):
-    """What is told about storages. `key` is a new integer for every allocation."""
+    """What is told about storages. `key` is a new integer for every allocation. `element_bytes`: the bytes of
+    one number of the tensor that it was made for; 0 where it was made for none."""
 
-    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: tuple[Frame, ...]) -> None: ...
+    def born(
+        self,
+        key: int,
+        size_bytes: int,
+        on_host: bool,
+        op: str,
+        frames: tuple[Frame, ...],
+        element_bytes: int = 0,
+    ) -> None: ...
     def died(self, key: int, size_bytes: int, on_host: bool) -> None: ...
 
 
@@ -135,7 +144,7 @@ class StorageTracker(TorchDispatchMode):
         """Follow a tensor that was made while the tracker was not active. Returns its key."""
         storage = storage_of(tensor)
         if storage._cdata not in self._keys and self.follows(storage):
-            self._born(storage, "adopted")
+            self._born(storage, "adopted", tensor.element_size())
         return self.key_of(tensor)
 
     def stack(self) -> tuple[Frame, ...]:
@@ -167,7 +176,7 @@ class StorageTracker(TorchDispatchMode):
             before = self._keys.pop(storage._cdata, None)
             resized = _resize(storage, size_bytes)
             if self.follows(storage):
-                self._born(storage, "resize_")
+                self._born(storage, "resize_", 0)
             if before is not None:  # what was there is copied first (native/cuda/Resize.cpp)
                 self._refs[before].__callback__(None)
             return resized
@@ -180,12 +189,12 @@ class StorageTracker(TorchDispatchMode):
                 return  # what it wraps was seen (AsyncCollectiveTensor, of a collective's result)
             storage = out.untyped_storage()
             if storage._cdata not in self._keys and self.follows(storage):
-                self._born(storage, func)
+                self._born(storage, func, out.element_size())
         elif isinstance(out, list | tuple):
             for item in out:
                 self._see(item, func)
 
-    def _born(self, storage: torch.UntypedStorage, func: Any) -> None:
+    def _born(self, storage: torch.UntypedStorage, func: Any, element_bytes: int) -> None:
         size_bytes = storage.nbytes()
         if size_bytes == 0:
             return
@@ -193,7 +202,8 @@ class StorageTracker(TorchDispatchMode):
         self._next_key += 1
         frames = self.stack() if self.frames else ()
         op = func if isinstance(func, str) else func._overloadpacket.__name__
-        self.sink.born(key, size_bytes, on_host, op, frames)  # may be out of memory: then there is no storage
+        # may be out of memory: then there is no storage
+        self.sink.born(key, size_bytes, on_host, op, frames, element_bytes)
         if on_host:
             self.on_host.add(key)
 

@@ -172,7 +172,9 @@ class SimulatedMemory(Recording):
         """The label of each storage that was live in the recorded step, by key."""
         keys = [*self.log.found(), *(key for key, size, _ in self.log.events[self.log.start :] if size >= 0)]
         return {
-            key: Label(category, module_of_its_kind(span.module or ""), span.operator or "")
+            key: Label(
+                category, module_of_its_kind(span.module or ""), span.operator or "", span.element_bytes
+            )
             for key, span, category in zip(keys, self.spans, categorize(self.spans), strict=True)
         }
 

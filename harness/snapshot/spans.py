@@ -29,6 +29,8 @@ class AllocationSpan:
     module: str | None = None
     operator: str | None = None
     """The module that it belongs to and the operator that made it, where the recording knows them."""
+    element_bytes: int = 0
+    """Bytes of one number of the tensor that it was made for; 0 where that is not known."""
     frames: Sequence[Frame] = ()
     """Innermost first. Spans with the same stack should share one list: snapshots store it once."""
 

@@ -73,7 +73,7 @@ class _Events:
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, int, bool]] = []
 
-    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: Any) -> None:
+    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: Any, *_: Any) -> None:
         self.seen.append(("+", key, size_bytes, on_host))
 
     def died(self, key: int, size_bytes: int, on_host: bool) -> None:

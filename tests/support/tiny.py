@@ -88,7 +88,7 @@ class ByteObserver(NullObserver):
             yield
         self.end_bytes[name] = self.allocated_bytes
 
-    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: Any) -> None:
+    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: Any, *_: Any) -> None:
         if on_host:
             self.host_bytes += size_bytes
             self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)

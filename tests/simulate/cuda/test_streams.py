@@ -1,10 +1,12 @@
 """Streams of a simulated GPU: a pool of memory each, and their order in time, worked out by hand."""
 
+from typing import Any
+
 import torch
 
 from harness.allocator.settings import Settings
 from harness.hardware.hardware import find_hardware
-from harness.observe.storage_tracker import Frame, StorageTracker
+from harness.observe.storage_tracker import StorageTracker
 from harness.simulate.clock import Cost, SimulatedTime
 from harness.simulate.cuda.streams import Streams
 from harness.simulate.memory import SimulatedMemory
@@ -92,7 +94,7 @@ class _Sizes:
     def __init__(self) -> None:
         self.told: list[int] = []
 
-    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: tuple[Frame, ...]) -> None:
+    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: Any, *_: Any) -> None:
         self.told.append(size_bytes)
 
     def died(self, key: int, size_bytes: int, on_host: bool) -> None:

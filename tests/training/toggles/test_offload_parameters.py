@@ -156,7 +156,7 @@ class Sink:
         self.alive = 0
         self.most = 0
 
-    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: Any) -> None:
+    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: Any, *_: Any) -> None:
         self.events.append(("born", size_bytes, on_host, op))
         if size_bytes == WEIGHT_BYTES and not on_host:
             self.alive += 1
