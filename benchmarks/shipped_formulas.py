@@ -2,11 +2,11 @@
 
     python -m benchmarks.shipped_formulas [RECIPE ...]
 
-For each of RECIPES, or those that are named: `harness hardware` asks every kind of GPU at the recipe's own
-sizes, and `harness fit` what is the largest that fits DEVICES. What they learn is written to
-recipes/formulas/. A formula holds for the versions of the libraries that made it;
-tests/formula/test_shipped.py holds it against a simulation of today's code, and fails where it has to be made
-anew.
+For each of RECIPES, or those that are named: `harness formula` asks what its peak is made of, `harness
+hardware` asks every kind of GPU at the recipe's own sizes, and `harness fit` what is the largest that fits
+DEVICES. What they learn is written to recipes/formulas/. A formula holds for the versions of the libraries
+that made it; tests/formula/test_shipped.py holds it against a simulation of today's code, and fails where it
+has to be made anew.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from pathlib import Path
 
 from harness.allocator import parse_settings
 from harness.errors import InputError
-from harness.fit import compare_hardware, fit_confirmed
+from harness.fit import compare_hardware, derive, fit_confirmed
 from harness.formula.formula import Formula
 from harness.formula.store import shipped_path
-from harness.hardware import find_hardware
+from harness.hardware import DEFAULT_HARDWARE, find_hardware
 from harness.recipe import load_recipe
 from harness.system import PACKAGE, installed_version, recipes_folder, write_whole
 
@@ -46,6 +46,7 @@ def make(name: str) -> None:
     with tempfile.TemporaryDirectory() as kept:
         os.environ["HARNESS_CACHE"] = kept
         try:
+            derive(recipe, find_hardware(DEFAULT_HARDWARE))
             compare_hardware(recipe, {})
             for device in DEVICES:
                 fit_confirmed(recipe, find_hardware(device), settings)
