@@ -155,7 +155,7 @@ def _points(point: Point) -> list[Point]:
     takes no longer sequences. A micro batch of one row makes other requests than all others, since it needs
     no masks: then only the sequence varies."""
     rows, tokens = point
-    lengths = [tokens * 4, tokens + 64, tokens * 2, tokens + 128, tokens // 2, tokens - 64]
+    lengths = [tokens * 4, tokens + 64, tokens * 2, tokens * 3 // 2, tokens // 2, tokens - 64]
     many = [rows * 4, rows + 1, rows * 2 + 1, rows + 2, rows * 2, rows + 3]
     others = zip([1] * len(lengths) if rows == 1 else many, lengths, strict=True)
     return [point, *(Point(rows, tokens) for rows, tokens in others if tokens > 0)]
