@@ -35,6 +35,7 @@ MEANINGS = {
     "T": "experts that a token is sent to",
     "Q": "numbers of all heads of queries",
     "K": "numbers of all heads of keys",
+    "A": "numbers of all heads of queries, keys and values",
     "R": "the adapter's rank",
     "D": "numbers of a head",
     "N": "heads of attention",
@@ -162,21 +163,26 @@ def _points(point: Point) -> list[Point]:
 
 
 def dimensions(recipe: Recipe) -> dict[str, int]:
-    """The model's dimensions by the letters of MEANINGS, each different number once."""
+    """The model's dimensions by the letters of MEANINGS, each different number once, but for experts: they
+    stand beside other dimensions."""
     config = decoder_config(read_config(find_config(recipe.model)))
     found = {letter: config[name] for name, letter in LETTERS.items() if isinstance(config.get(name), int)}
     if "n_embd" in config and "F" not in found:  # GPT-2's, where its config says nothing else
         found["F"] = config.get("n_inner") or 4 * config["n_embd"]
     number = _heads(config)
+    of_heads: dict[str, int] = {}
     if "H" in found and number is not None:
         head = config.get("head_dim") or found["H"] // number
-        found |= {"Q": number * head, "K": (config.get("num_key_value_heads") or number) * head}
+        keys = config.get("num_key_value_heads") or number
+        found |= {"Q": number * head, "K": keys * head}
+        of_heads = {"D": head} | ({"A": (number + 2 * keys) * head} if keys != number else {})
     if not recipe.trains_base:
         found["R"] = recipe.lora_rank
-    if "H" in found and number is not None:
-        found["D"] = config.get("head_dim") or found["H"] // number
+    found |= of_heads
     sizes = list(found.values())
-    return {name: size for n, (name, size) in enumerate(found.items()) if size not in sizes[:n]}
+    return {
+        name: size for n, (name, size) in enumerate(found.items()) if name in "XT" or size not in sizes[:n]
+    }
 
 
 def heads(recipe: Recipe) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import re
 from fractions import Fraction
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from harness.formula import in_dimensions
 from harness.formula.expression import Factors, Sum
 from harness.hardware import find_hardware
 from harness.recipe import Recipe
+from harness.recipe.check import check_recipe
 from harness.training.model import build_model
-from tests.support.tiny import tiny
+from tests.support.long import but_for
+from tests.support.tiny import cut, tiny
 
 H100 = find_hardware("h100")
 QLORA = tiny(
@@ -61,6 +64,20 @@ def linear_weights(recipe: Recipe) -> dict:
     plain = recipe.model_copy(update={"adapter": "none", "quantization": "none"})
     model = build_model(plain, torch.device("cpu"))
     return {n: m.weight for n, m in model.named_modules() if n.endswith(("_proj", "lm_head"))}
+
+
+MODELS = ("gpt2-small", "mixtral-8x7b", "qwen3-next-80b-a3b", "gemma-3-1b", "phi-4")
+
+
+@pytest.mark.parametrize("model", but_for(("phi-4",), {name: name for name in MODELS}))
+def test_what_a_model_holds_is_spelled(model: str, tmp_path: Path) -> None:
+    """All but a few in a hundred of the bytes at the peak: phi-4 has queries, keys and values in one."""
+    fields = {"model": model, "adapter": "lora", "micro_batch_size": 2, "seq_len": 512}
+    recipe = cut(check_recipe(fields, model), tmp_path, blocks=4)
+    formula = derive(recipe, H100)
+    spelled = {term: formula.spelled(term) for term in formula.terms.terms if term.operator != "workspace"}
+    plain = sum(term.rounded_bytes for term, text in spelled.items() if re.match(r"[\d,]{2,} B|\d\d", text))
+    assert plain < 0.05 * formula.terms.total_bytes
 
 
 def test_what_no_tensor_has_is_no_product() -> None:
