@@ -63,6 +63,8 @@ class DerivedFormula:
     """Whether the formula explains more simulated sizes than it takes to fit it."""
     name: str = "recipe"
     """The name of the recipe, which is printed first."""
+    gpus: int = 1
+    """How many GPUs a weight is divided among."""
 
     @property
     def range(self) -> str:
@@ -80,7 +82,7 @@ class DerivedFormula:
     def spelled(self, term: Term) -> str:
         """The size of one allocation of `term`, written with the letters of the model's dimensions."""
         letters = spelling(self.dimensions, self.piece)
-        return in_dimensions(term.size, letters, term.widths, of_tokens=term.category in GROWING)
+        return spell(term, letters, of_tokens=term.category in GROWING, gpus=self.gpus)
 
     def as_json(self) -> dict[str, Any]:
         """What `harness formula --json` prints, as plain data."""
@@ -146,8 +148,8 @@ def derive(recipe: Recipe, hardware: Hardware, name: str = "recipe") -> DerivedF
     simulations.keep()
     piece = formula.knowing(point)
     assert piece is not None
-    letters = dimensions(recipe) | heads(recipe)
-    return DerivedFormula(point, piece, terms_at_peak(piece, point), letters, piece.sure, name)
+    letters, terms = dimensions(recipe) | heads(recipe), terms_at_peak(piece, point)
+    return DerivedFormula(point, piece, terms, letters, piece.sure, name, recipe.dp_shard)
 
 
 def _points(point: Point) -> list[Point]:
@@ -197,6 +199,14 @@ def spelling(letters: dict[str, int], piece: Piece) -> dict[str, int]:
     rows, lengths = ({*sizes} for sizes in zip(*piece.points, strict=True))
     of_rows = {"B": rows.pop()} if len(rows) == 1 and 1 not in rows else {}
     return of_rows | ({"S": lengths.pop()} if len(lengths) == 1 else {}) | letters
+
+
+def spell(term: Term, letters: dict[str, int], *, of_tokens: bool, gpus: int) -> str:
+    """The size of one allocation of `term` with these letters; what holds no tokens may be divided."""
+    parts = 1 if of_tokens else gpus
+    return in_dimensions(
+        term.size, letters, term.widths, of_tokens=of_tokens, parts=parts, expected=term.expected
+    )
 
 
 def _heads(config: dict[str, Any]) -> int | None:

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from harness.errors import InputError
 from harness.fit.changes import changed, overrides
-from harness.fit.derived import GROWING, MEANINGS, dimensions, heads, spelling
+from harness.fit.derived import GROWING, MEANINGS, dimensions, heads, spell, spelling
 from harness.fit.exact import fits_at_least
 from harness.fit.simulations import Simulations
-from harness.formula import Size, Sum, in_dimensions, point_of, terms_at_peak
+from harness.formula import Size, Sum, point_of, terms_at_peak
 from harness.recipe import Recipe
 from harness.units import counted, in_gib
 
@@ -64,12 +64,10 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     growing = [term for term in terms if _grows(term.size)]
     if sum(term.rounded_bytes for term in growing) < TELLING * found.total_bytes:
         growing = []
-    if not growing and recipe.dp_shard > 1:
-        letters = _of_a_shard(letters, recipe.dp_shard)
     # seen at one size, nothing shows what grows, but the optimizer's tensors are as large as weights
     known = piece.explains or found.phase == "optimizer_step"
     for term in growing or terms:
-        size = in_dimensions(term.size, letters, term.widths, of_tokens=found.phase != "optimizer_step")
+        size = spell(term, letters, of_tokens=found.phase != "optimizer_step", gpus=recipe.dp_shard)
         if not known and "S" not in size:
             size = in_gib(term.rounded_bytes // term.count)
         sizes[size] += term.rounded_bytes
@@ -78,13 +76,16 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     if not sizes:
         return None
     size, size_bytes = sizes.most_common(1)[0]
-    logits = "V" in size.split(" ")[0].split("·")
+    product, _, per_gpu = size.partition(" ")[0].partition("/")
+    logits = "V" in product
     what = "logits, their copies and gradients" if logits else " and ".join(sorted(owners[size]))
     count = f"{counts[size]} × " if counts[size] > 1 else ""
     share = size_bytes / found.total_bytes
-    used = [name for name in letters if name in size.replace("·", " ").split() and name not in ("B", "S")]
-    meant = [f"{name} = {letters[name]:,} {MEANINGS[name[0]]}{_each(name)}" for name in used]
-    grows = bool(growing) or bool({"B", "S"} & {*size.partition(" ")[0].split("·")})
+    used = [name for name in letters if name in product and name not in ("B", "S")]
+    meant = [f"{name} = {letters[name]:,} {MEANINGS[name]}" for name in used]
+    if per_gpu:
+        meant.append(f"a part on each of {per_gpu} GPUs")
+    grows = bool(growing) or bool({"B", "S"} & {*product})
     if grows:
         meant[:0] = [f"B = {counted(point.micro_batch_size, recipe.unit)}", f"S = {point.seq_len:,} tokens"]
     sentence = f"{what}: {count}{size} = {in_gib(size_bytes)} of {in_gib(found.total_bytes)}"
@@ -96,18 +97,6 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
 def _grows(size: Size) -> bool:
     """Whether a size depends on batch or sequence, as far as these differed in the simulations."""
     return not isinstance(size, Sum) or any(factors.batch or factors.sequence for _, factors in size.terms)
-
-
-def _of_a_shard(letters: dict[str, int], gpus: int) -> dict[str, int]:
-    """The dimensions with H/8, say, since each of 8 GPUs has a part of a weight. A dimension that is as large
-    by chance is left out."""
-    part = letters["H"] // gpus if letters.get("H", 1) % gpus == 0 else 0
-    return {f"H/{gpus}": part, **{k: v for k, v in letters.items() if v != part}} if part else letters
-
-
-def _each(name: str) -> str:
-    """The explanation of a dimension that is divided among GPUs; empty for any other."""
-    return f", a part on each of {name.partition('/')[2]} GPUs" if "/" in name else ""
 
 
 class NeutralChange(NamedTuple):

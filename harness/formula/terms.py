@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations_with_replacement
 from math import prod
+from typing import NamedTuple
 
 from harness.formula.expression import Factors, Point, Sum
 from harness.formula.outcome import ROUNDED_TO
@@ -59,6 +60,11 @@ class Term:
         quantized = OF_ONE_WEIGHT.get((self.operator, self.element_bytes))
         known = quantized or Fraction(self.element_bytes)
         return (known,) if known else ELEMENT_BYTES
+
+    @property
+    def expected(self) -> str:
+        """The letters of the dimensions that its module has, besides those of all modules."""
+        return "R" * ("lora_" in self.module) + "XT" * (".experts" in self.module)
 
 
 @dataclass(frozen=True)
@@ -117,13 +123,15 @@ def in_dimensions(
     widths: Sequence[Fraction] = ELEMENT_BYTES,
     *,
     of_tokens: bool = False,
+    parts: int = 1,
+    expected: str = "",
 ) -> str:
     """A size in words of the model: 8192·B·S becomes B·S·H × 2 B, if the hidden size H is 4096.
 
     The coefficient is written as a product of dimensions in `names` and the bytes of an element, one of
-    `widths`, where there is such a product that a tensor of a step may have. Numbers of 2 or 4 bytes win,
-    then the fewest dimensions, then those that `names` has first. Two or three matrices in one are written
-    as 2·H·F or 3·H·H where nothing else will do.
+    `widths`, where there is such a product that a tensor of a step may have. Those with the `expected`
+    letters win, then one matrix over several in one, such as 2·H·F, then numbers of 2 or 4 bytes, then the
+    fewest dimensions, then those that `names` has first. With `parts` a tensor may be divided: H·F/8.
 
     `names` may have the heads N, for scores of attention: B·S²·N × 4 B. It may have S or B or both, where
     the formula holds for one sequence length or micro batch alone. Then a size that grows with the other, or
@@ -134,23 +142,35 @@ def in_dimensions(
     tokens = max(factors.batch, of_tokens) if "S" in names else 0
     rows = max(min(1, factors.sequence), of_tokens) if "B" in names else 0
 
-    def unlikely(found: tuple[list[str], Fraction]) -> tuple[int, bool]:
-        chosen, width = found
+    def unlikely(found: _Product) -> tuple[int, int, int, bool]:
+        times, chosen, width, _ = found
         numbers = any(name not in ("B", "S") for name in chosen)  # without them it may be a mask, or tokens
         sizes = abs(chosen.count("S") - tokens) + abs(chosen.count("B") - rows)
-        return sizes, numbers and width not in ELEMENT_BYTES[:2]
+        missing = len({*expected} - {*chosen})
+        return missing, times, sizes, numbers and width not in ELEMENT_BYTES[:2]
 
-    for times in (1, 2, 3):
-        found = _named(coefficient / times, factors, names, widths)
-        best = min(found, key=unlikely, default=None)
-        if best is not None:
-            chosen, width = best
-            rest = [name for name in chosen if name != "B"]
-            several = str(times) if times > 1 else ""
-            parts = [several, "B" * chosen.count("B"), str(factors), *rest]
-            product = "·".join(part for part in parts if part)
-            return f"{product} × {width} B" if product else f"{width} B"
-    return str(size) if str(factors) else f"{int(coefficient):,} B"
+    products = [
+        _Product(times, chosen, width, of)
+        for of in dict.fromkeys((parts, 1))
+        for times in (1, 2, 3, 4)
+        for chosen, width in _named(coefficient * of / times, factors, names, widths)
+    ]
+    if not products:
+        return str(size) if str(factors) else f"{int(coefficient):,} B"
+    times, chosen, width, of = min(products, key=unlikely)
+    rest = [name for name in chosen if name != "B"]
+    several = str(times) if times > 1 else ""
+    product = "·".join(part for part in (several, "B" * chosen.count("B"), str(factors), *rest) if part)
+    return f"{product}{f'/{of}' * (of > 1)} × {width} B" if product else f"{width} B"
+
+
+class _Product(NamedTuple):
+    """So many matrices of the chosen dimensions with numbers of so many bytes, of which one in `of` parts."""
+
+    times: int
+    chosen: list[str]
+    width: Fraction
+    of: int
 
 
 def _named(
@@ -180,5 +200,7 @@ def _may_be(factors: Factors, chosen: tuple[str, ...], width: Fraction) -> bool:
     if lengths or factors.batch or "B" in chosen:
         return len(others) - ("T" in others) < 2 and ("N" not in others or width == 4)
     if {"N", "T"} & {*others} or others.count("X") > 1 or ("D" in others and len(others) > 1):
+        return False
+    if "X" in others and not ({"H", "R"} & {*others} and {*others} <= {*"EFHRX"}):
         return False
     return len(others) < 3 + others.count("X") and others not in (["R"], ["R", "R"])

@@ -319,9 +319,10 @@ def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
     found = held_back(recipe, simulations)
     assert found is not None
     of_weights = 72 * 4096 * 16 * 2
-    assert f"72 × H/4·F × 2 B = {of_weights / MiB:.1f} MiB" in found.sentence
+    assert f"72 × H·F/4 × 2 B = {of_weights / MiB:.1f} MiB" in found.sentence
     assert found.in_words.startswith("what fills most beside weights, gradients and optimizer state: temp")
-    assert ", with H/4 = 16 numbers of a hidden state, a part on each of 4 GPUs, F = 4,096" in found.sentence
+    letters = "with H = 64 numbers of a hidden state, F = 4,096 numbers inside an MLP"
+    assert f", {letters}, a part on each of 4 GPUs" in found.sentence
 
 
 def test_it_says_what_holds_it_back_and_what_is_free_to_change(tmp_path) -> None:

@@ -106,6 +106,21 @@ def test_by_the_bytes_of_one_number(numbers, factors, width, said) -> None:
     assert in_dimensions(size, NAMES, (Fraction(width),)) == said
 
 
+@pytest.mark.parametrize(
+    ("expected", "said"), [("", "F·Q × 2 B"), ("XT", "2·H·E·X × 2 B"), ("R", "F·Q × 2 B")]
+)
+def test_a_tensor_has_the_dimensions_that_its_module_has(expected: str, said: str) -> None:
+    """Of gate and up of 128 experts of Qwen3-30B-A3B in a layer: as many as of other letters, by chance."""
+    names = {"H": 2048, "F": 6144, "E": 768, "X": 128, "Q": 65_536}
+    size = Sum(((Fraction(2 * 2048 * 768 * 128 * 2), Factors()),))
+    assert in_dimensions(size, names, (Fraction(2),), expected=expected) == said
+
+
+def test_a_part_of_a_weight_on_each_of_several_gpus() -> None:
+    size = Sum(((Fraction(4096 * 14336 * 2, 8), Factors()),))
+    assert in_dimensions(size, NAMES, (Fraction(2),), parts=8) == "H·F/8 × 2 B"
+
+
 def test_a_size_seen_at_one_batch_and_length_has_both() -> None:
     size = Sum(((Fraction(8 * 1024 * 4096 * 2), Factors()),))
     names = {"B": 8, "S": 1024, **NAMES}
