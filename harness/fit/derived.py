@@ -138,7 +138,7 @@ def derive(recipe: Recipe, hardware: Hardware, name: str = "recipe") -> DerivedF
     formula = simulations.formula(recipe)
     for other in _points(point):
         known = formula.knowing(point)
-        if known is not None and known.sure:
+        if known is not None and known.sure and any(map(known.knows, _next_to(point))):
             break
         try:
             simulations.simulated(recipe.model_copy(update=other._asdict()))
@@ -150,6 +150,12 @@ def derive(recipe: Recipe, hardware: Hardware, name: str = "recipe") -> DerivedF
     assert piece is not None
     letters, terms = dimensions(recipe) | heads(recipe), terms_at_peak(piece, point)
     return DerivedFormula(point, piece, terms, letters, piece.sure, name, recipe.dp_shard)
+
+
+def _next_to(point: Point) -> list[Point]:
+    """What a formula that is exact around `point` knows one of."""
+    rows = point.micro_batch_size + (point.micro_batch_size > 1)
+    return [Point(rows, point.seq_len + step) for step in (64, -64)]
 
 
 def _points(point: Point) -> list[Point]:
