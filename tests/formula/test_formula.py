@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.allocator import parse_settings
+from harness.fit import derive
 from harness.formula import Formula, in_dimensions, load, point_of, radix_sort_scratch, save, terms_at_peak
 from harness.formula.expression import Factors, Point, Rule, Sum, explain
 from harness.hardware import PLENTY_BYTES, find_hardware, with_memory
@@ -19,6 +20,7 @@ from harness.simulate import simulate
 from harness.step_profile import StepProfile
 from tests.support.commands import Call
 from tests.support.long import but_for
+from tests.support.napkin_oracle import recipe_for
 from tests.support.tiny import tiny
 
 H100 = find_hardware("h100")
@@ -258,6 +260,16 @@ def test_numbers_have_two_or_four_bytes_and_scores_have_heads(
 def test_a_size_of_one_micro_batch_of_two_rows_has_them(numbers: int, sequence: int, said: str) -> None:
     size = Sum(((Fraction(numbers), Factors(0, sequence)),))
     assert in_dimensions(size, {"B": 2, **LLAMA_1B, "N": 32}) == said
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_model_at_its_longest_sequence_has_a_formula_of_shorter_ones(tmp_path: Path, rows: int) -> None:
+    """GPT-2 knows no more positions than its config has."""
+    longest = {"n_positions": 256}
+    recipe = recipe_for(tmp_path, "gpt2", config=longest, micro_batch_size=rows, seq_len=256)
+    found = derive(recipe, H100)
+    assert found.exact
+    assert found.piece.knows(Point(rows + (rows > 1), 192))
 
 
 def test_the_command_says_where_it_holds(call: Call, tmp_path: Path) -> None:
