@@ -226,7 +226,7 @@ class LoopRecorder:
                     self._warnings.append(
                         f"the loop ended after {done} steps, and steps {window} were to be recorded.{others}"
                     )
-                complete = False
+                complete &= done >= self.window.first  # a loop that ended by itself: its steps were like this
             if self._kind == "recorded" and self._oom is None:
                 self._memory.look_back_at_window(self.steps)
             elif self._memory.looked is None or (self._memory.is_highest(self.steps) and self._followed):

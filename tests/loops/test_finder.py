@@ -522,12 +522,15 @@ def test_an_error_in_the_first_step(tmp_path: Path) -> None:
     assert not profile.complete
 
 
-def test_a_loop_that_is_too_short(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_loop_that_is_too_short(tmp_path: Path, steps: int) -> None:
+    """One that ends by itself in the steps that are recorded is like the whole of them."""
     net, optimizer = trained()
-    profile = watched(tmp_path, lambda: [step(net, optimizer) for _ in range(2)]).profile
-    assert not profile.complete
+    profile = watched(tmp_path, lambda: [step(net, optimizer) for _ in range(steps)]).profile
+    assert profile.complete == (steps == 3)
     assert profile.warnings == [
-        "the loop ended after 2 steps, and steps 3-5 were to be recorded. Give others, e.g. --steps 2."
+        f"the loop ended after {steps} steps, and steps 3-5 were to be recorded. Give others, e.g. --steps "
+        f"{steps}."
     ]
 
 
