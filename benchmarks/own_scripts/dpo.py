@@ -15,8 +15,8 @@ tokenizer.pad_token = tokenizer.eos_token
 pair = {"prompt": "word " * 200, "chosen": "yes " * 400, "rejected": "no " * 400}
 trainer = DPOTrainer(
     AutoModelForCausalLM.from_pretrained(NAME, dtype=torch.bfloat16),
-    args=DPOConfig("out", per_device_train_batch_size=BS, max_steps=2, max_length=2048, save_strategy="no"),
-    train_dataset=Dataset.from_list([pair] * 2 * BS),
+    args=DPOConfig("out", per_device_train_batch_size=BS, max_steps=3, max_length=2048, save_strategy="no"),
+    train_dataset=Dataset.from_list([pair] * 3 * BS),
     processing_class=tokenizer,
     peft_config=LoraConfig(target_modules="all-linear"),
 )
