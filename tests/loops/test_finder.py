@@ -528,10 +528,8 @@ def test_a_loop_that_is_too_short(tmp_path: Path, steps: int) -> None:
     net, optimizer = trained()
     profile = watched(tmp_path, lambda: [step(net, optimizer) for _ in range(steps)]).profile
     assert profile.complete == (steps == 3)
-    assert profile.warnings == [
-        f"the loop ended after {steps} steps, and steps 3-5 were to be recorded. Give others, e.g. --steps "
-        f"{steps}."
-    ]
+    ended = f"the loop ended after {steps} steps, and steps 3-5 were to be recorded."
+    assert profile.warnings == [f"{ended} Give others, e.g. --steps {steps}."]
 
 
 @pytest.mark.parametrize("backward", [False, True])
