@@ -181,7 +181,8 @@ def dimensions(recipe: Recipe) -> dict[str, int]:
     of_heads: dict[str, int] = {}
     if "H" in found and number is not None:
         head = config.get("head_dim") or found["H"] // number
-        keys = config.get("num_key_value_heads") or number
+        keys = config.get("num_key_value_heads")
+        keys = keys if isinstance(keys, int) and keys else number  # some configs list them by layer
         found |= {"Q": number * head, "K": keys * head}
         of_heads = {"D": head} | ({"A": (number + 2 * keys) * head} if keys != number else {})
     if not recipe.trains_base:
