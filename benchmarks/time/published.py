@@ -45,10 +45,12 @@ TORCHTUNE: dict[str, Any] = {
     "precision": "bf16",
     "micro_batch_size": 2,
     "seq_len": 4096,
-    "attention": "sdpa",
+    "attention": "flex_attention",
+    "packing": True,
     "optimizer_impl": "fused",
 }
-"""torchtune's recipes for Llama 3.2 3B, of which each row of its table adds one more."""
+"""torchtune's recipes for Llama 3.2 3B, of which each row of its table adds one more. Packed rows have flex
+attention (torchtune/modules/attention_utils.py)."""
 TORCHTUNE_LORA: dict[str, Any] = {
     "compile": True,
     "adapter": "lora",

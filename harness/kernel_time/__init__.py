@@ -21,7 +21,7 @@ from harness.kernel_time.estimates import (
     transfer,
     unaligned_product,
 )
-from harness.kernel_time.fused_attention import attention_flops
+from harness.kernel_time.fused_attention import attention_flops, causal_length
 from harness.kernel_time.host import host_times, slow_host
 from harness.kernel_time.parameters import where_from
 from harness.kernel_time.power import PowerLimit

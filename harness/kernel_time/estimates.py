@@ -128,7 +128,7 @@ def attention(
     hardware: Hardware,
     kernel: str,
     direction: Direction,
-    batch: int,
+    batch: float,
     heads: int,
     query: int,
     keys: int,
@@ -140,8 +140,8 @@ def attention(
     sustained: bool = True,
 ) -> float:
     """Seconds of one call of a fused `kernel`: flash2, flash3, cudnn or efficient. `query` and `keys` are
-    lengths in tokens; `bytes_moved` bounds the time from below."""
-    if min(batch, heads, query, keys, head_dim) < 1:
+    lengths in tokens, of which `batch` need not be whole; `bytes_moved` bounds the time from below."""
+    if min(heads, query, keys, head_dim) < 1:
         return 0.0
     flops = attention_flops(batch, heads, query, keys, head_dim, causal=causal, direction=direction)
     calibration = hardware.calibration

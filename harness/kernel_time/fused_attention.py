@@ -13,6 +13,8 @@ from typing import Literal
 
 Direction = Literal["forward", "backward"]
 
+BLOCK = 128
+"""The keys of the largest blocks of scores: a kernel computes whole ones and leaves out those without any."""
 SMALLEST = 64
 """The smallest head size whose rate was fitted."""
 POWER_RATE = 0.5
@@ -22,12 +24,21 @@ BACKWARD = 2.5
 
 
 def attention_flops(
-    batch: int, heads: int, query: int, keys: int, head_dim: int, *, causal: bool, direction: Direction
+    batch: float, heads: int, query: int, keys: int, head_dim: int, *, causal: bool, direction: Direction
 ) -> float:
     """FLOPs that a kernel does: of half of the square under a causal mask, as published tables count."""
     square = query * keys - query * query / 2 if causal and keys >= query else query * keys
     flops = 4.0 * batch * heads * square * head_dim
     return flops * (BACKWARD if direction == "backward" else 1.0)
+
+
+def causal_length(length: float, window: int | None) -> float:
+    """The length of a causal sequence whose tokens see as many keys in the mean as those of one of `length`
+    tokens of which each sees the last `window` ones. The window's other end cuts through blocks as well: half
+    a block more for each token, which is a block more of a causal length."""
+    if window is None or window >= length:
+        return length
+    return min(length, 2 * window - window * window / length + BLOCK)
 
 
 def attention_s(

@@ -175,22 +175,21 @@ def _attention_s(
     of_package = name.startswith("harness::flash")
     if of_package:
         heads, head_dim = query.shape[-2], query.shape[-1]
-        batch, length = (query.shape[0], query.shape[1]) if query.dim() == 4 else (1, query.shape[0])
+        sequences, length = (query.shape[0], query.shape[1]) if query.dim() == 4 else (1, query.shape[0])
         keys = key.shape[-3]
     else:
-        batch, heads, length, head_dim = query.shape
+        sequences, heads, length, head_dim = query.shape
         keys = key.shape[-2]
+    batch: float = sequences
     if "flash" in name or "flex" in name:
         # version 4 is taken to reach the rates of version 3: no times of it are fitted here
         kernel = "flash3" if of_package and given["version"] != 2 else "flash2"
     else:
         kernel = "cudnn" if "cudnn" in name else "efficient"
-    # flex attention computes no block that its mask leaves out
     causal = bool(given.get("is_causal", given.get("causal", "flex" in name)))
-    if of_package and query.dim() == 3:  # documents end to end: as long as the FLOPs say
-        factor = 4 if direction == "forward" else 10
-        length = keys = max(1, flops // max(1, factor * heads * head_dim * query.shape[0]))
-        batch = max(1, query.shape[0] // length)
+    seen = given.get("seen", keys)
+    if seen != keys:  # what a window, or documents end to end, leave out is not computed
+        batch, length, keys = batch * length / seen, seen, seen
     arguments = (hardware, kernel, direction, batch, heads, length, keys, head_dim)
     seconds = attention(*arguments, causal=causal, dtype=dtype, bytes_moved=moved)  # type: ignore[arg-type]
     return seconds / FLEX_RATES[direction] if "flex" in name else seconds

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from harness.architecture import Block, Matrix, matrices_of
 from harness.hardware import Hardware
+from harness.kernel_time import causal_length
 from harness.napkin.scans import SCANS
 from harness.napkin.terms import Dims, Term, sum_of
 from harness.napkin.weights import SIZES, BuiltModel
@@ -89,6 +90,14 @@ class Activations:
         if recipe.masks_by_position or (self.read == 2 and modern and not one_head):
             return "fused"
         return "plain" if grouped or recipe.compute_dtype == "bf16" else "fused"
+
+    def seen(self, block: Block) -> float:
+        """The share of a causal sequence's scores that attention computes in `block`. Where it knows windows
+        and documents by positions it leaves out what nobody sees; with a mask of tokens it computes all."""
+        if not self.recipe.masks_by_position:
+            return 1.0
+        window = self.shape.sliding_window if block.mixer == "sliding" else None
+        return causal_length(self.recipe.document_tokens, window) / self.recipe.seq_len
 
     def as_if_trained(self) -> "Activations":
         """The same operators where every weight of the base trains, and so all that they compute is kept."""

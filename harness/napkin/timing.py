@@ -303,7 +303,8 @@ class _Works:
             read += acts.kept_by_tiles(block)
             works.append(Work(0, int(read * over), self._operators(passes)).times(times))
             if block.attends and not keeps_products:
-                flops = 2 * d("B·N·S·S") * (d("D") + d("U"))  # a fused backward makes the scores once more
+                flops = int(2 * d("B·N·S·S") * (d("D") + d("U")) * acts.seen(block))
+                # a fused backward makes the scores once more
                 flops += flops // 4 if passes == 2 and acts.kernel == "fused" else 0
                 scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
                 attention = Work(flops, scores, 1, "attention", self.recipe.compute_dtype)

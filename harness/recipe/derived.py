@@ -1,5 +1,6 @@
 """Facts that follow from a recipe's fields, each as a property with a name of its own."""
 
+import math
 from typing import Literal
 
 from harness.recipe.fields import Fields
@@ -79,6 +80,17 @@ class Derived(Fields):
     def packs_by_lengths(self) -> bool:
         """Whether a micro batch carries the lengths of its documents, so that no two have equal shapes."""
         return self.packing and self.flash_package
+
+    @property
+    def document_tokens(self) -> float:
+        """How long the document is that a token is in, in the mean over the tokens of a row.
+
+        A packed row is as synthetic ones are (data/rows.py): each document has up to half of seq_len tokens,
+        all lengths alike, and the last one is cut off. With lengths as shares of seq_len, the sum of their
+        squares over a row of x is f(x) = 2 * the integral over l from 0 to 1/2 of l**2 + f(x - l), or of x**2
+        where l > x, of which f(1) = 4 - e**2 / 2.
+        """
+        return self.seq_len * (4 - math.e**2 / 2 if self.packing else 1)
 
     @property
     def packs_by_positions(self) -> bool:

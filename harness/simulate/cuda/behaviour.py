@@ -206,10 +206,12 @@ def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     yield Replacement("torch.cuda.empty_cache", rules.empty_cache, "does nothing")
     if rules.recipe.flash_package:
         rules.attention_kernels.add(rules.recipe.attention)
-        yield from flash_replacements(int(rules.recipe.attention[-1]))
+        yield from flash_replacements(int(rules.recipe.attention[-1]), rules.recipe.document_tokens)
     if rules.recipe.flex:
         rules.attention_kernels.add(rules.recipe.attention)
-        yield from flex_replacements(rules.recipe.packs_by_positions, rules.gpu.l2_bytes)
+        yield from flex_replacements(
+            rules.recipe.packs_by_positions, rules.recipe.document_tokens, rules.gpu.l2_bytes
+        )
     yield from library_replacements(rules.recipe, rules.gpu, rules.ruled, rules.synchronize)
     if find_spec("bitsandbytes") is not None:
         yield Replacement("bitsandbytes.functional.name2qmap", {}, "makes code tables once a process")

@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
+from harness.kernel_time import causal_length
 from harness.simulate.cuda.attention_call import padded
 from harness.system import Replacement, nothing
 
 UTILS = "modeling_flash_attention_utils"
 _OPERATORS = torch.library.Library("harness", "FRAGMENT")
 _OPERATORS.define(
-    "flash_attention(Tensor query, Tensor key, Tensor value, Tensor? starts, int longest, float dropout_p, "
-    "bool causal, bool local, int version) -> (Tensor, Tensor, Tensor)"
+    "flash_attention(Tensor query, Tensor key, Tensor value, Tensor? starts, int longest, int seen, "
+    "float dropout_p, bool causal, bool local, int version) -> (Tensor, Tensor, Tensor)"
 )
 _OPERATORS.define(
     "flash_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor sums, "
     "Tensor(a!) query_grad, Tensor(b!) key_grad, Tensor(c!) value_grad, Tensor? starts, int longest, "
-    "bool causal, bool local, bool capped, bool deterministic, int version) -> ()"
+    "int seen, bool causal, bool local, bool capped, bool deterministic, int version) -> ()"
 )
 _operators = torch.ops.harness
 
@@ -48,6 +49,8 @@ class _How(NamedTuple):
     """Where each document starts among the tokens laid end to end, and the last one ends; None for rows."""
     longest: int
     """The number of keys of the longest document."""
+    seen: int
+    """The length of a causal sequence whose tokens see as many keys, in the mean: what the time follows."""
     dropout_p: float
     causal: bool
     local: bool
@@ -58,8 +61,11 @@ class _How(NamedTuple):
     version: int
 
 
-def flash_attention(version: int) -> FlashAttention:
-    """The functions of flash-attn `version` 2, 3 or 4 (the latter have no dropout), on shape-only tensors."""
+def flash_attention(version: int, document_tokens: float | None = None) -> FlashAttention:
+    """The functions of flash-attn `version` 2, 3 or 4 (the latter have no dropout), on shape-only tensors.
+
+    `document_tokens`: how long the document of a token is, in the mean, where documents lie end to end; None:
+    as long as the longest."""
 
     def varlen(
         q: Tensor,
@@ -79,7 +85,9 @@ def flash_attention(version: int) -> FlashAttention:
     ) -> Tensor:
         # a window over all keys is none (flash_api.cpp, mha_fwd)
         local = 0 <= window_size[0] < max_seqlen_k - 1
-        settings = dropout_p, causal, local, softcap > 0, deterministic, version
+        length = max_seqlen_k if cu_seqlens_q is None else document_tokens or max_seqlen_k
+        seen = round(causal_length(length, window_size[0] + 1 if local else None))
+        settings = seen, dropout_p, causal, local, softcap > 0, deterministic, version
         return _Function.apply(q, k, v, _How(cu_seqlens_q, max_seqlen_k, *settings), learnable_sink)
 
     def dense(q: Tensor, k: Tensor, v: Tensor, *settings: Any, **named: Any) -> Tensor:
@@ -97,7 +105,8 @@ class _Function(torch.autograd.Function):
         if how.version == 2:
             q, k, v = (padded(t) for t in (q, k, v))
         out, sums, random_state = _operators.flash_attention(
-            q, k, v, how.starts, how.longest, how.dropout_p, how.causal, how.local, how.version
+            *(q, k, v, how.starts, how.longest, how.seen, how.dropout_p),
+            *(how.causal, how.local, how.version),
         )
         kept = (random_state,) if how.version == 2 else ()
         ctx.save_for_backward(q, k, v, out, sums, how.starts, sink, *kept)
@@ -110,8 +119,8 @@ class _Function(torch.autograd.Function):
         made = [torch.empty_like(t) for t in (q, k, v)]
         grad = padded(grads[0]) if how.version == 2 else grads[0]
         _operators.flash_attention_backward(
-            *(grad, q, k, v, out, sums, *made, starts, how.longest, how.causal, how.local, how.capped),
-            *(how.deterministic, how.version),
+            *(grad, q, k, v, out, sums, *made, starts, how.longest, how.seen),
+            *(how.causal, how.local, how.capped, how.deterministic, how.version),
         )
         sink_grad = None if sink is None else torch.empty_like(sink)
         return *(t[..., : ctx.head_dim] for t in made), None, sink_grad
@@ -123,6 +132,7 @@ def _made(
     value: Tensor,
     starts: Tensor | None,
     longest: int,
+    seen: int,
     dropout_p: float,
     causal: bool,
     local: bool,
@@ -141,27 +151,26 @@ _OPERATORS.impl("flash_attention_backward", nothing, "Meta")  # the gradients ar
 
 
 @register_flop_formula(_operators.flash_attention)
-def _flops(query: Any, key: Any, value: Any, starts: Any, longest: int, *_: Any, **__: Any) -> int:
-    """FLOPs as torch counts them for its own kernel. For documents laid end to end, every token counts with
-    as many keys as the longest document has."""
-    return sdpa_flop_count(*_as_batch(query, key, value, starts, longest))
+def _flops(query: Any, key: Any, value: Any, starts: Any, longest: int, seen: int, *_: Any, **__: Any) -> int:
+    """FLOPs as torch counts them for its own kernel, of a sequence in which tokens see as many keys: where a
+    window or a document ends, the kernel leaves out the others."""
+    return sdpa_flop_count(*_as_batch(query, key, value, seen))
 
 
 @register_flop_formula(_operators.flash_attention_backward)
 def _backward_flops(
     grad: Any, query: Any, key: Any, value: Any, out: Any, sums: Any, *rest: Any, **__: Any
 ) -> int:
-    _, _, _, starts, longest, *_ = rest
-    q, k, v = _as_batch(query, key, value, starts, longest)
+    *_, seen = rest[:6]  # after the gradients, `starts` and `longest`
+    q, k, v = _as_batch(query, key, value, seen)
     return sdpa_backward_flop_count((*q[:-1], grad[-1]), q, k, v)
 
 
-def _as_batch(query: Any, key: Any, value: Any, starts: Any, longest: int) -> list[tuple[int, ...]]:
+def _as_batch(query: Any, key: Any, value: Any, seen: int) -> list[tuple[int, ...]]:
     """The shape (batch, heads, length, head_dim) of query, key and value, all with the query's heads."""
     lead = (1,) if len(query) == 3 else query[:1]
     heads = query[-2]
-    keys = longest if starts is not None else key[-3]
-    return [(*lead, heads, query[-3], query[-1]), *((*lead, heads, keys, t[-1]) for t in (key, value))]
+    return [(*lead, heads, query[-3], query[-1]), *((*lead, heads, seen, t[-1]) for t in (key, value))]
 
 
 class _NotPacked:
@@ -176,9 +185,9 @@ class _NotPacked:
         return False
 
 
-def flash_replacements(version: int) -> Iterator[Replacement]:
+def flash_replacements(version: int, document_tokens: float) -> Iterator[Replacement]:
     """The functions of transformers that look for the package, answering as if it were installed."""
-    package = flash_attention(version)
+    package = flash_attention(version, document_tokens)
     asks_values: Any = resolve_name(f"transformers.{UTILS}:_is_packed_sequence")
 
     def is_packed_sequence(*given: Any, **named: Any) -> bool | _NotPacked:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from harness.errors import InputError
+from harness.kernel_time import causal_length
 from harness.system import Replacement, replaced
 from harness.units import ceil_div
 
@@ -25,10 +26,12 @@ SMALLEST_VARIANT = 128
 """The most elements for which Inductor's variants of a simple kernel are one and the same
 (torch/_inductor/runtime/triton_heuristics.py, pointwise)."""
 _OPERATORS = torch.library.Library("harness", "FRAGMENT")
-_OPERATORS.define("flex_attention(Tensor query, Tensor key, Tensor value) -> (Tensor, Tensor, Tensor)")
 _OPERATORS.define(
-    "flex_attention_backward(Tensor query, Tensor key, Tensor value, Tensor grad, Tensor sums, Tensor delta) "
-    "-> (Tensor, Tensor, Tensor)"
+    "flex_attention(Tensor query, Tensor key, Tensor value, int seen) -> (Tensor, Tensor, Tensor)"
+)
+_OPERATORS.define(
+    "flex_attention_backward(Tensor query, Tensor key, Tensor value, int seen, Tensor grad, Tensor sums, "
+    "Tensor delta) -> (Tensor, Tensor, Tensor)"
 )
 _operators = torch.ops.harness
 
@@ -42,9 +45,9 @@ class _Function(torch.autograd.Function):
     def forward(
         ctx: Any, compiled: "_Compiled", mask: Any, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
-        ctx.compiled, ctx.dtype = compiled, query.dtype
+        ctx.compiled, ctx.dtype, ctx.seen = compiled, query.dtype, mask.seen
         query, key = query.to(value.dtype), key.to(value.dtype)  # what autocast does
-        sums, scaled, out = _operators.flex_attention(query, key, value)
+        sums, scaled, out = _operators.flex_attention(query, key, value, mask.seen)
         compiled.measure("forward")
         torch.ops.harness.triton_kernel([sums, scaled], "scale")  # from logarithms of base 2 to natural ones
         ctx.save_for_backward(out, sums, *_inputs(query, key, value, mask))
@@ -61,7 +64,7 @@ class _Function(torch.autograd.Function):
         ctx.compiled.measure("backward", delta)
         torch.ops.harness.triton_kernel([delta, out, grad, grad_of_sums], "delta")
         del out, grad_of_sums
-        made = _operators.flex_attention_backward(*inputs[:3], grad, sums, delta)
+        made = _operators.flex_attention_backward(*inputs[:3], ctx.seen, grad, sums, delta)
         query_grad, value_grad, key_grad = made
         del delta, sums, made
         for n in sorted(range(len(inputs)), key=lambda n: str(n + 1)):  # as the compiled code names them
@@ -107,14 +110,22 @@ def _inputs(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> list[Tensor
 
 def _given(mask_mod: Any) -> Iterator[Any]:
     """What the compiler tells functions of masks apart by: their code, and what they were made with."""
-    yield getattr(mask_mod, "__code__", type(mask_mod))
-    for cell in getattr(mask_mod, "__closure__", None) or ():
+    return (value for _, value in _closed_over(mask_mod))
+
+
+def _closed_over(mask_mod: Any) -> Iterator[tuple[str, Any]]:
+    """The code of a mask's function ("") and what it closes over, by its names there, and so on of each
+    function among them."""
+    code = getattr(mask_mod, "__code__", None)
+    yield "", code or type(mask_mod)
+    cells = getattr(mask_mod, "__closure__", None) or ()
+    for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=True):
         held = cell.cell_contents
         for each in held if isinstance(held, tuple | list) else [held]:
-            yield from _given(each) if callable(each) else [each]
+            yield from _closed_over(each) if callable(each) else [(name, each)]
 
 
-def _made(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _made(query: Tensor, key: Tensor, value: Tensor, seen: int) -> tuple[Tensor, Tensor, Tensor]:
     """Log-sum-exp of the scores, room for the same in another base, and the output, which lies in memory as
     the query does."""
     sums = query.new_empty(query.shape[:3], dtype=torch.float32)
@@ -122,7 +133,7 @@ def _made(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Te
     return sums, torch.empty_like(sums), torch.empty_like(like)
 
 
-def _gradients(query: Tensor, key: Tensor, value: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(query), torch.empty_like(value), torch.empty_like(key)
 
 
@@ -131,22 +142,26 @@ _OPERATORS.impl("flex_attention_backward", _gradients, "Meta")
 
 
 @register_flop_formula(_operators.flex_attention)
-def _flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """FLOPs of the whole square of scores, as torch counts them for its other kernels."""
-    return sdpa_flop_count(query, *_with_heads_of(query, key, value))
+def _flops(query: Any, key: Any, value: Any, seen: int, *_: Any, **__: Any) -> int:
+    """FLOPs as torch counts them for its other kernels, which is of the whole square of scores, of a sequence
+    in which tokens see as many keys: of the blocks that a mask leaves out nothing is computed."""
+    return sdpa_flop_count(query, *_with_heads_of(query, seen, key, value))
 
 
 @register_flop_formula(_operators.flex_attention_backward)
-def _backward_flops(query: Any, key: Any, value: Any, grad: Any, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(grad, query, *_with_heads_of(query, key, value))
+def _backward_flops(query: Any, key: Any, value: Any, seen: int, grad: Any, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(grad, query, *_with_heads_of(query, seen, key, value))
 
 
-def _with_heads_of(query: Any, *grouped: Any) -> list[tuple[int, ...]]:
-    return [(*query[:2], *shape[2:]) for shape in grouped]
+def _with_heads_of(query: Any, seen: int, *grouped: Any) -> list[tuple[int, ...]]:
+    return [(*query[:2], seen, shape[3]) for shape in grouped]
 
 
-def flex_replacements(packs: bool, l2_bytes: int) -> Iterator[Replacement]:
-    """The functions of transformers that have attention and its mask compiled, without the compiler."""
+def flex_replacements(packs: bool, document_tokens: float, l2_bytes: int) -> Iterator[Replacement]:
+    """The functions of transformers that have attention and its mask compiled, without the compiler.
+
+    `packs`: whether several documents share a row; `document_tokens`: how long that of a token is, in the
+    mean."""
     from torch.nn.attention.flex_attention import AuxOutput
 
     compiled = _Compiled(l2_bytes)
@@ -165,7 +180,8 @@ def flex_replacements(packs: bool, l2_bytes: int) -> Iterator[Replacement]:
     why = "is compiled to kernels"
     place = "transformers.integrations.flex_attention.compile_friendly_flex_attention"
     yield Replacement(place, attention, why)
-    yield Replacement("transformers.masking_utils.create_block_mask", partial(_block_mask, compiled), why)
+    block_mask = partial(_block_mask, compiled, document_tokens)
+    yield Replacement("transformers.masking_utils.create_block_mask", block_mask, why)
     if packs:
         name = "transformers.masking_utils.find_packed_sequence_indices"
         yield Replacement(name, _found(resolve_name(name)), "asks whether positions begin anew: they do")
@@ -183,7 +199,15 @@ def _found(asks: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor
 
 
 def _block_mask(
-    compiled: _Compiled, mask_mod: Any, B: int, H: None, Q_LEN: int, KV_LEN: int, device: Any, **_: Any
+    compiled: _Compiled,
+    document_tokens: float,
+    mask_mod: Any,
+    B: int,
+    H: None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: Any,
+    **_: Any,
 ) -> Any:
     """The lists of blocks that hold a score: for each row of blocks which ones, partly and wholly, and the
     same for each column. Every head has the same."""
@@ -211,7 +235,29 @@ def _block_mask(
         torch.ops.harness.triton_kernel([scattered.pop(), counts], "count")
         torch.ops.harness.triton_kernel([_sorted(turned.mT), turned], "copy")
         of_columns += [counts, turned.view(B, 1, columns, rows)]
-    return BlockMask((Q_LEN, KV_LEN), *of_rows, *of_columns, (BLOCK, BLOCK), mask_mod)  # type: ignore[arg-type]
+    made = BlockMask((Q_LEN, KV_LEN), *of_rows, *of_columns, (BLOCK, BLOCK), mask_mod)  # type: ignore[arg-type]
+    made.seen = seen_blocks(KV_LEN, document_tokens, *_widths(mask_mod))  # type: ignore[attr-defined]
+    return made
+
+
+def seen_blocks(length: int, document_tokens: float, window: int | None, chunk: int | None) -> int:
+    """The length of a causal sequence with as many blocks of scores as a mask leaves of `length` tokens.
+
+    A row of blocks computes its own block and, rounded up to whole ones, what of its document lies before it:
+    in the mean half of the document and one and a half blocks. A row of a causal sequence computes half of
+    the sequence and half a block. A chunk of tokens consists of whole blocks.
+    """
+    return round(causal_length(min(length, document_tokens + 2 * BLOCK, chunk or length), window))
+
+
+def _widths(mask_mod: Any) -> tuple[int | None, int | None]:
+    """The tokens of a mask's window, and of its chunks, None without: transformers' functions close over them
+    (masking_utils.py, sliding_window_overlay and chunked_overlay)."""
+    found = dict[str, int]()
+    for name, held in _closed_over(mask_mod):
+        if name in ("sliding_window", "chunk_size"):
+            found[name] = held
+    return found.get("sliding_window"), found.get("chunk_size")
 
 
 def _sorted(blocks: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def test_deterministic_backward_of_version_2() -> None:
     q = meta(2, 256, 8, 64)
     how = {"causal": True, "local": False, "capped": False, "deterministic": True, "version": 2}
     for gpu, copies in ((H100, 9), (A100, 7)):
-        args = (*[q] * 9, None, 256, *how.values())
+        args = (*[q] * 9, None, 256, 256, *how.values())
         steps = script_of(torch.ops.harness.flash_attention_backward.default, args, {}, None, gpu)
         taken = [step.size_bytes for step in steps if isinstance(step, Take)]
         assert taken[1] == copies * 2 * 256 * 8 * 64 * 4
@@ -80,7 +80,7 @@ def taken_by_version_4(
     lead = (2, 300) if starts is None else (600,)
     q, k = meta(*lead, heads, head_dim), meta(*lead, groups, head_dim)
     settings = {"causal": True, "local": False, "capped": False, "deterministic": False, **how}
-    args = (q, q, k, k, q, q, q, k, k, starts, 300, *settings.values(), 4)
+    args = (q, q, k, k, q, q, q, k, k, starts, 300, 300, *settings.values(), 4)
     steps = script_of(torch.ops.harness.flash_attention_backward.default, args, {}, None, gpu)
     return [step.size_bytes for step in steps if isinstance(step, Take)]
 
