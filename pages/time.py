@@ -97,6 +97,7 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "slow_hosts": _slow_hosts(json.loads(SLOW_HOSTS.read_bytes())),
         "runs": runs,
         "misses": _misses(found["runs"]),
+        "torchtune": _torchtune(found["recipes"]),
         "recipes": _recipes(found["recipes"]),
         "devices": _devices(),
         "host": _host(json.loads(HOST.read_bytes()), json.loads(HOST_CALLS.read_bytes())),
@@ -256,6 +257,38 @@ def _recipes(rows: Iterable[Mapping[str, Any]]) -> str:
         f"{_estimates(known)}\n{_slow_lanes(built)}\n{_estimates(unknown)}\n"
         f"The others, by the reason against them:\n\n{lists}\n"
     )
+
+
+def _torchtune(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Peak and speed of torchtune's own program, and of the recipes here that are most like it."""
+    own = [row for row in rows if "measured_gib" in row]
+    as_recipes = sorted(row["of_recipe"] for row in own if "of_recipe" in row)
+    table = markdown_table(
+        ("row", "measured, GiB", "emulated", "measured, tokens/s", "emulated", "error"),
+        [
+            (
+                row["id"].rpartition("/")[2],
+                f"{row['measured_gib']:.1f}",
+                f"{row['peak_active_gib']:.1f}",
+                f"{row['measured']:,.0f}",
+                f"{row['estimated']:,.0f}",
+                f"{row['error']:+.1%}",
+            )
+            for row in own
+        ],
+        range(1, 6),
+    )
+    peaks, speeds = (
+        statistics.median(abs(row[ours] / row[theirs] - 1) for row in own)
+        for ours, theirs in (("peak_active_gib", "measured_gib"), ("estimated", "measured"))
+    )
+    said = (
+        f"The peaks are off by {peaks:.1%} in the median, the speeds by {speeds:.1%}. As recipes of this "
+        f"project {len(as_recipes)} of these rows are {as_recipes[0]:+.1%} to {as_recipes[-1]:+.1%} off: "
+        "that is another program, without rotary positions in fp32, a factor on all gradients, and waiting "
+        "for the loss after each step, and it counts every token of a row."
+    )
+    return f"{table}\n{textwrap.fill(said, 120)}\n"
 
 
 def _estimates(rows: Sequence[Mapping[str, Any]]) -> str:

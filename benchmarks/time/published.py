@@ -5,9 +5,9 @@
 
 The first writes profiles/published/time.json from files of published measurements, and then the page; the
 second writes the page from that file, or compares. Kernels: benchmarks/time/kernels.py, those of a step:
-benchmarks/time/step_kernels.py. Runs of MPT models: benchmarks/time/runs.py. The others with tokens a second
-are simulated as the recipes that they are, where one says what they ran; the reason against each of the
-others stands beside it.
+benchmarks/time/step_kernels.py. Runs of MPT models: benchmarks/time/runs.py. torchtune's own program:
+benchmarks/time/torchtune.py. The others with tokens a second are simulated as the recipes that they are,
+where one says what they ran; the reason against each of the others stands beside it.
 """
 
 import json
@@ -26,6 +26,7 @@ from benchmarks.time.kernel_rows import KernelRow, read_rows
 from benchmarks.time.kernels import errors, of_two_layers
 from benchmarks.time.runs import compare, summary
 from benchmarks.time.step_kernels import step_kernels
+from benchmarks.time.torchtune import OUT as EMULATED
 from harness.errors import InputError
 from harness.hardware.hardware import PLENTY_BYTES, find_hardware, with_memory
 from harness.napkin.prediction import predict
@@ -49,8 +50,8 @@ TORCHTUNE: dict[str, Any] = {
     "packing": True,
     "optimizer_impl": "fused",
 }
-"""torchtune's recipes for Llama 3.2 3B, of which each row of its table adds one more. Packed rows have flex
-attention (torchtune/modules/attention_utils.py)."""
+"""torchtune's recipes for Llama 3.2 3B as recipes of this project. Each row of its table adds one more.
+Packed rows have flex attention (torchtune/modules/attention_utils.py)."""
 TORCHTUNE_LORA: dict[str, Any] = {
     "compile": True,
     "adapter": "lora",
@@ -65,7 +66,6 @@ TORCHTUNE_ROWS: dict[str, dict[str, Any] | str] = {
     "baseline (not packed)": "rows of alpaca that are not packed: of unknown lengths, most of them short",
     "+packed dataset": {},
     "+compile": {"compile": True},
-    "+chunked cross entropy": "a chunked cross-entropy, which no toggle is",
     "+activation checkpointing": {"compile": True, "gradient_checkpointing": True},
     "+fuse optimizer step into backward": {
         "compile": True,
@@ -73,22 +73,28 @@ TORCHTUNE_ROWS: dict[str, dict[str, Any] | str] = {
         "optimizer_in_backward": True,
         "max_grad_norm": None,
     },
-    "+activation offloading": "activations leave on a stream of their own; napkin and the simulation wait",
-    "+8-bit AdamW": "8-bit AdamW with offloading, in backward: as above",
+    "+8-bit AdamW": "which 8-bit AdamW it is, torchtune does not say",
     "LoRA": TORCHTUNE_LORA,
     "QLoRA": {**TORCHTUNE_LORA, "quantization": "nf4", "double_quant": True},
 }
 
 
 def of_recipes(measurements: Path, distributed: Path) -> list[dict[str, Any]]:
-    """Rows with tokens a second that are no MPT run: measured and estimated, or why not."""
+    """Rows with tokens a second that are no MPT run: measured and estimated, or why not.
+
+    torchtune's rows are what its own program takes on the virtual GPU (benchmarks/time/torchtune.py)."""
     found = []
+    emulated = {row["id"]: row for row in json.loads(EMULATED.read_text(encoding="utf-8"))["rows"]}
     for case in json.loads(measurements.read_text(encoding="utf-8"))["cases"]:
         if "tokens_per_s" not in case["measured"]:
             continue
         fields = TORCHTUNE_ROWS.get(case.get("cumulative", ""), "no recipe says what it ran")
         row = {"id": case["id"], "gpu": "a100-80gb", "measured": case["measured"]["tokens_per_s"]}
-        found.append(row | _estimated(fields, TORCHTUNE, "a100-80gb"))
+        of_recipe = _estimated(fields, TORCHTUNE, "a100-80gb")
+        own = emulated.get(case["id"], {})
+        if own and "estimated" in of_recipe:
+            row["of_recipe"] = round(of_recipe["estimated"] / row["measured"] - 1, 4)
+        found.append(row | (own or of_recipe))
     for case in json.loads(distributed.read_text(encoding="utf-8"))["rows"]:
         if not case.get("tokens_per_s"):
             continue

@@ -112,8 +112,6 @@ declare("histc", nothing="a histogram of fewer than 100 bins")
 # cuda/TensorTopK.cu, should_use_multiblock: from 20,000 elements a row on. cuda/TensorTopK.cpp sorts up
 # to 4096 in place. A router has a row of experts.
 declare("topk", nothing="the largest of a short row")
-# simulate/cuda/flex_attention.py: kernels of torch.compile, around which its code makes all that they use
-declare("harness::flex_attention harness::flex_attention_backward", nothing="one kernel")
 declare("_unsafe_view", nothing="no kernel", launches=False)
 declare(
     "set_ profiler::_record_function_enter_new profiler::_record_function_exit",

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from harness.hardware import find_hardware
-from harness.kernel_time import memory
+from harness.kernel_time import attention, memory
+from harness.kernels.operator_time import FLEX_RATES
 
 pytestmark = pytest.mark.virtual_gpu
 
@@ -53,6 +54,26 @@ held = torch.cuda.memory_allocated()
 print(json.dumps({row.key: row.device_time_total for row in profiled.key_averages()} | {"held": held}))
 """
 
+FLEX = """
+import json, torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+def mask_of(device, document):
+    documents = (torch.arange(4096) // document).to(device)
+    def sees(batch, head, query, key):
+        return (query >= key) & (documents[query] == documents[key])
+    return create_block_mask(sees, None, None, 4096, 4096, device=device)
+compiled = torch.compile(flex_attention)
+q, k, v = (torch.zeros(2, heads, 4096, 128, device="cuda", dtype=torch.bfloat16) for heads in (8, 2, 2))
+w = torch.nn.Parameter(q)
+optimizer = torch.optim.SGD([w], lr=0.1)
+for _ in range(3):
+    mask = mask_of("cuda", DOCUMENT)
+    compiled(w, k, v, block_mask=mask, enable_gqa=True).sum().backward()
+    optimizer.step()
+counted = mask_of("cpu", DOCUMENT)
+print(int(counted.kv_num_blocks.sum() + counted.full_kv_num_blocks.sum()))
+"""
+
 
 def operations(emulate: Any, folder: Path, code: str) -> tuple[dict[str, dict[str, Any]], Any]:
     """What ran in the last step, by name; and the finished process."""
@@ -84,6 +105,27 @@ def test_kernels_of_torch_compile_take_the_time_of_their_bytes(emulate, tmp_path
     assert not [row for row in rows if row.startswith("harness::")]
     assert rows[name] == pytest.approx(expected * 1e6, rel=0.02)
     assert 1 << 29 <= rows["held"] < (1 << 29) + (1 << 20)  # of all that is large, `x`
+
+
+@pytest.mark.parametrize("document", [4096, 300])
+def test_flex_attention_takes_the_time_of_the_blocks_that_its_mask_leaves(
+    emulate, tmp_path: Path, document: int
+) -> None:
+    """A causal sequence, whose time is that of FlashAttention 2 at the share that its authors report; and
+    documents of 300 tokens, whose blocks are counted on the CPU."""
+    found, done = operations(emulate, tmp_path, FLEX.replace("DOCUMENT", str(document)))
+    a_row = int(done.stdout.splitlines()[-1]) / 32
+    seen = round(128 * (2 * a_row - 1))
+    assert seen == 4096 if document == 4096 else seen < 800
+    for name, direction in (
+        ("tem_fused_flex_attention_0", "forward"),
+        ("tem_fused_flex_attention_backward", "backward"),
+    ):
+        (each,) = (row for key, row in found.items() if name in key)
+        batch = 2 * 4096 / seen
+        flash = attention(H100, "flash2", direction, batch, 8, seen, seen, 128, causal=True)
+        assert each["class"] == "attention"
+        assert each["time_s"] == pytest.approx(flash / FLEX_RATES[direction], rel=0.02)
 
 
 def test_transforms_decompositions_and_sparse_products_run(emulate) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from harness.errors import InputError
 from harness.kernel_time import causal_length
@@ -25,15 +24,6 @@ BLOCK = 128
 SMALLEST_VARIANT = 128
 """The most elements for which Inductor's variants of a simple kernel are one and the same
 (torch/_inductor/runtime/triton_heuristics.py, pointwise)."""
-_OPERATORS = torch.library.Library("harness", "FRAGMENT")
-_OPERATORS.define(
-    "flex_attention(Tensor query, Tensor key, Tensor value, int seen) -> (Tensor, Tensor, Tensor)"
-)
-_OPERATORS.define(
-    "flex_attention_backward(Tensor query, Tensor key, Tensor value, int seen, Tensor grad, Tensor sums, "
-    "Tensor delta) -> (Tensor, Tensor, Tensor)"
-)
-_operators = torch.ops.harness
 
 
 class _Function(torch.autograd.Function):
@@ -47,7 +37,8 @@ class _Function(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.compiled, ctx.dtype, ctx.seen = compiled, query.dtype, mask.seen
         query, key = query.to(value.dtype), key.to(value.dtype)  # what autocast does
-        sums, scaled, out = _operators.flex_attention(query, key, value, mask.seen)
+        sums, scaled, out = made = _made(query, key, value)
+        torch.ops.harness.flex_attention(query, key, value, made, mask.seen, "attention")
         compiled.measure("forward")
         torch.ops.harness.triton_kernel([sums, scaled], "scale")  # from logarithms of base 2 to natural ones
         ctx.save_for_backward(out, sums, *_inputs(query, key, value, mask))
@@ -64,9 +55,12 @@ class _Function(torch.autograd.Function):
         ctx.compiled.measure("backward", delta)
         torch.ops.harness.triton_kernel([delta, out, grad, grad_of_sums], "delta")
         del out, grad_of_sums
-        made = _operators.flex_attention_backward(*inputs[:3], ctx.seen, grad, sums, delta)
+        query, key, value = inputs[:3]
+        made = [torch.empty_like(each) for each in (query, value, key)]
+        others = [grad, sums, delta, *made]
+        torch.ops.harness.flex_attention_backward(query, key, value, others, ctx.seen, "attention's backward")
         query_grad, value_grad, key_grad = made
-        del delta, sums, made
+        del delta, sums, made, others, query, key, value
         for n in sorted(range(len(inputs)), key=lambda n: str(n + 1)):  # as the compiled code names them
             inputs[n] = None
         del grad
@@ -125,36 +119,12 @@ def _closed_over(mask_mod: Any) -> Iterator[tuple[str, Any]]:
             yield from _closed_over(each) if callable(each) else [(name, each)]
 
 
-def _made(query: Tensor, key: Tensor, value: Tensor, seen: int) -> tuple[Tensor, Tensor, Tensor]:
+def _made(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-sum-exp of the scores, room for the same in another base, and the output, which lies in memory as
     the query does."""
     sums = query.new_empty(query.shape[:3], dtype=torch.float32)
     like = query if query.shape[-1] == value.shape[-1] else query.new_empty(*query.shape[:3], value.shape[-1])
     return sums, torch.empty_like(sums), torch.empty_like(like)
-
-
-def _gradients(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(value), torch.empty_like(key)
-
-
-_OPERATORS.impl("flex_attention", _made, "Meta")
-_OPERATORS.impl("flex_attention_backward", _gradients, "Meta")
-
-
-@register_flop_formula(_operators.flex_attention)
-def _flops(query: Any, key: Any, value: Any, seen: int, *_: Any, **__: Any) -> int:
-    """FLOPs as torch counts them for its other kernels, which is of the whole square of scores, of a sequence
-    in which tokens see as many keys: of the blocks that a mask leaves out nothing is computed."""
-    return sdpa_flop_count(query, *_with_heads_of(query, seen, key, value))
-
-
-@register_flop_formula(_operators.flex_attention_backward)
-def _backward_flops(query: Any, key: Any, value: Any, seen: int, grad: Any, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(grad, query, *_with_heads_of(query, seen, key, value))
-
-
-def _with_heads_of(query: Any, seen: int, *grouped: Any) -> list[tuple[int, ...]]:
-    return [(*query[:2], seen, shape[3]) for shape in grouped]
 
 
 def flex_replacements(packs: bool, document_tokens: float, l2_bytes: int) -> Iterator[Replacement]:

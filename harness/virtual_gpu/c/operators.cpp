@@ -259,7 +259,7 @@ class Watch final : public c10::OperatorKernel {
     found->inputs = text.str();
     std::string description = name + '.' + overload + (again ? " again " : " ") + found->inputs;
     // kernels/triton_kernels.py: its kernel has a name of its own
-    bool is_triton = name.starts_with("harness::") && name.ends_with("triton_kernel");
+    bool is_triton = name.starts_with("harness::") && inputs.size() && inputs.back().isString();
     found->what = virtual_gpu_operation((is_triton ? inputs.back().toStringRef() : name).c_str(), description.c_str());
     found->what->is_repeated = again;
     found->hash = hash;
