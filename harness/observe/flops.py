@@ -7,7 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 aten = torch.ops.aten
@@ -32,6 +36,9 @@ class FlopCount(TorchDispatchMode):
     mode, so a compiled model has to run eager meanwhile: torch.compiler.set_stance("force_eager").
     """
 
+    supports_higher_order_operators = True
+    """Flex attention is one: an operator with a function among its arguments."""
+
     def __init__(self) -> None:
         super().__init__()
         self.current_phase = ""
@@ -39,6 +46,8 @@ class FlopCount(TorchDispatchMode):
         self.recomputed_flops = 0
         self.attention: set[str] = set()
         """Names of the attention operators seen, as PyTorch has them; empty for attention: eager."""
+        self._of_results = dict[int, int]()
+        """FLOPs of flex attention, by where its result is."""
 
     def begin_step(self, index: int, kind: str) -> None:
         """See LoopObserver (training/loop.py)."""
@@ -50,21 +59,55 @@ class FlopCount(TorchDispatchMode):
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        flops = operator_flops(func, args, kwargs or {}, out)
+        if isinstance(func, HigherOrderOperator):
+            out, flops = self._flex_attention(func, args)
+        else:
+            out = func(*args, **(kwargs or {}))
+            flops = operator_flops(func, args, kwargs or {}, out)
         if flops:
             self.flops[self.current_phase] += flops
             if self.current_phase == "backward" and torch.is_grad_enabled():
                 self.recomputed_flops += flops
-        name = str(func._overloadpacket)
+        name = str(getattr(func, "_overloadpacket", func))
         if self.current_phase == "forward" and _ATTENTION.search(name):
             self.attention.add(name)
         return out
+
+    def _flex_attention(self, func: Any, args: Any) -> tuple[Any, int]:
+        """Its results, and its FLOPs: in backward five products instead of two, of the forward that made the
+        fourth argument."""
+        made = _zeros_for(func, args)
+        if func.name().endswith("backward"):
+            return made, 5 * self._of_results.pop(args[3].data_ptr(), 0) // 2
+        flops = self._of_results[made[0].data_ptr()] = _flex_flops(*args[:5])
+        return made, flops
 
 
 _ATTENTION = re.compile(r"scaled_dot_product|flash_attn|_safe_softmax|flex_attention")
 """PyTorch's fused kernels and flash-attn's own. SDPA's math path shows no operator of its own but
 _safe_softmax, which nothing else in a model calls."""
+
+
+def _zeros_for(func: Any, args: Any) -> Any:
+    """Zeros in place of what flex attention returns, of its shapes. Without torch.compile it would make all
+    scores, which may not fit."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        made = func(*tree_map_only(Tensor, fake.from_tensor, args))
+    return tree_map_only(
+        Tensor,
+        lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).zero_(),
+        made,
+    )
+
+
+def _flex_flops(query: Tensor, key: Tensor, value: Tensor, _: Any, mask: tuple[Any, ...]) -> int:
+    """torch's count for its other kernels, of a causal sequence of which as many blocks of scores are
+    computed; of those that a mask leaves out nothing is. `mask` begins with both lengths and, for each row of
+    blocks, how many of them are left in part, which ones, and how many as a whole."""
+    _, keys, partly, which, wholly, *_ = mask
+    in_a_row = sum(each.cpu().double().mean().item() for each in (partly, wholly) if each is not None)
+    seen = round(-(-keys // which.shape[-1]) * (2 * in_a_row - 1))
+    return sdpa_flop_count(query.shape, *((*query.shape[:2], seen, each.shape[3]) for each in (key, value)))
 
 
 def _product(packet: Any, factors: int) -> Formula:

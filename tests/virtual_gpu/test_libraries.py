@@ -3,6 +3,7 @@ nothing; those that Python launches by Triton take the time of the bytes of thei
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 from harness.hardware import find_hardware
 from harness.kernel_time import attention, memory
 from harness.kernels.operator_time import FLEX_RATES
+from harness.recipe import load_recipe
+from harness.simulate import simulate
+from harness.step_profile import StepProfile
 
 pytestmark = pytest.mark.virtual_gpu
 
@@ -61,7 +65,8 @@ def mask_of(device, document):
     documents = (torch.arange(4096) // document).to(device)
     def sees(batch, head, query, key):
         return (query >= key) & (documents[query] == documents[key])
-    return create_block_mask(sees, None, None, 4096, 4096, device=device)
+    made_by = torch.compile(create_block_mask) if COMPILED and device == "cuda" else create_block_mask
+    return made_by(sees, None, None, 4096, 4096, device=device)
 compiled = torch.compile(flex_attention)
 q, k, v = (torch.zeros(2, heads, 4096, 128, device="cuda", dtype=torch.bfloat16) for heads in (8, 2, 2))
 w = torch.nn.Parameter(q)
@@ -107,13 +112,15 @@ def test_kernels_of_torch_compile_take_the_time_of_their_bytes(emulate, tmp_path
     assert 1 << 29 <= rows["held"] < (1 << 29) + (1 << 20)  # of all that is large, `x`
 
 
-@pytest.mark.parametrize("document", [4096, 300])
+@pytest.mark.parametrize(("document", "compiled"), [(4096, False), (300, False), (300, True)])
 def test_flex_attention_takes_the_time_of_the_blocks_that_its_mask_leaves(
-    emulate, tmp_path: Path, document: int
+    emulate, tmp_path: Path, document: int, compiled: bool
 ) -> None:
     """A causal sequence, whose time is that of FlashAttention 2 at the share that its authors report; and
-    documents of 300 tokens, whose blocks are counted on the CPU."""
-    found, done = operations(emulate, tmp_path, FLEX.replace("DOCUMENT", str(document)))
+    documents of 300 tokens, whose blocks are counted on the CPU, whether or not a compiled function makes
+    the mask."""
+    code = FLEX.replace("DOCUMENT", str(document)).replace("COMPILED", str(compiled))
+    found, done = operations(emulate, tmp_path, code)
     a_row = int(done.stdout.splitlines()[-1]) / 32
     seen = round(128 * (2 * a_row - 1))
     assert seen == 4096 if document == 4096 else seen < 800
@@ -126,6 +133,34 @@ def test_flex_attention_takes_the_time_of_the_blocks_that_its_mask_leaves(
         flash = attention(H100, "flash2", direction, batch, 8, seen, seen, 128, causal=True)
         assert each["class"] == "attention"
         assert each["time_s"] == pytest.approx(flash / FLEX_RATES[direction], rel=0.02)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_run_with_flex_attention_has_the_simulated_flops(tmp_path: Path, packing: bool) -> None:
+    """They are counted without the compiler, and so without making scores. Packed documents are those that
+    were drawn, and in the simulation of the mean length."""
+    fields = {"attention": "flex_attention", "packing": packing, "data": "synthetic", "seq_len": 4096}
+    words = [f"{name}={str(value).lower()}" for name, value in fields.items()]
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "run",
+        "smoke",
+        *words,
+        "--gpu",
+        "h100",
+        "--out",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr[-2000:]
+    ran = StepProfile.model_validate_json((tmp_path / "profile.json").read_bytes())
+    _, recipe = load_recipe("smoke", words)
+    simulated, _ = simulate(recipe, H100, explain_oom=False)
+    for name in ("forward", "backward"):
+        theirs, ours = ran.phases[name].flops, simulated.phases[name].flops
+        assert theirs == (pytest.approx(ours, rel=0.1) if packing else ours)
 
 
 def test_transforms_decompositions_and_sparse_products_run(emulate) -> None:

@@ -136,6 +136,7 @@ if os.environ.get("VIRTUAL_GPU"):
     ]
     if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
         finders.append(_After("torch._dynamo.output_graph", "virtual_gpu_keys", "compile_without"))
+        finders.append(_After("torch.nn.attention.flex_attention", "virtual_gpu_masks", "begin"))
     if os.environ.get("VIRTUAL_GPU_CLOCK") == "1":
         heuristics = "torch._inductor.runtime.triton_heuristics"
         finders.append(_After("triton.runtime.jit", "virtual_gpu_triton", "begin"))
