@@ -14,13 +14,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from harness.kernel_time import causal_length
+
 aten = torch.ops.aten
 Formula = Callable[[Any, Any], int]
 
 
 def operator_flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int:
     """FLOPs (2 a multiply-add) of one call of an ATen or bitsandbytes operator; 0 for an elementwise one."""
-    ours = FORMULAS.get(func._schema.name)
+    name = func._schema.name
+    if name.startswith("flash_attn::"):
+        return _flash_attn({**dict(zip(_names(func), args, strict=False)), **kwargs}, "backward" in name)
+    ours = FORMULAS.get(name)
     if ours is not None:
         return int(ours(args, out))
     theirs = flop_registry.get(func._overloadpacket)
@@ -59,11 +64,12 @@ class FlopCount(TorchDispatchMode):
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, HigherOrderOperator):
+        takes_functions = isinstance(func, HigherOrderOperator)
+        if takes_functions and "flex_attention" in func.name():
             out, flops = self._flex_attention(func, args)
         else:
             out = func(*args, **(kwargs or {}))
-            flops = operator_flops(func, args, kwargs or {}, out)
+            flops = 0 if takes_functions else operator_flops(func, args, kwargs or {}, out)
         if flops:
             self.flops[self.current_phase] += flops
             if self.current_phase == "backward" and torch.is_grad_enabled():
@@ -86,6 +92,23 @@ class FlopCount(TorchDispatchMode):
 _ATTENTION = re.compile(r"scaled_dot_product|flash_attn|_safe_softmax|flex_attention")
 """PyTorch's fused kernels and flash-attn's own. SDPA's math path shows no operator of its own but
 _safe_softmax, which nothing else in a model calls."""
+
+
+def _names(func: Any) -> list[str]:
+    return [argument.name for argument in func._schema.arguments]
+
+
+def _flash_attn(given: dict[str, Any], backward: bool) -> int:
+    """torch's count for its own kernels, of the flash-attn package's (flash_attn_interface.py). Tensors are
+    (batch, length, heads, head_dim), or documents end to end, (tokens, heads, head_dim) with `cu_seqlens_k`:
+    where each begins. Of a window, as of a causal sequence in which tokens see as many keys."""
+    query, value = given["q"], given["v"]
+    starts, left = given.get("cu_seqlens_k"), given.get("window_size_left", -1)
+    lengths = [given["k"].shape[1]] * query.shape[0] if starts is None else starts.diff().tolist()
+    scores = sum(length * causal_length(length, left + 1 if left >= 0 else None) for length in lengths)
+    products = (3, 2) if backward else (1, 1)
+    widths = products[0] * query.shape[-1] + products[1] * value.shape[-1]
+    return int(2 * query.shape[-2] * scores * widths)
 
 
 def _zeros_for(func: Any, args: Any) -> Any:

@@ -156,3 +156,50 @@ def test_a_product_that_names_its_dtype_counts_like_any_other():
     ops = torch.ops.aten
     assert operator_flops(ops.mm.dtype, (a, b, torch.float32), {}, c) == 2 * 2 * 3 * 5
     assert operator_flops(ops.addmm.dtype_out, (c, a, b, torch.float32), {"out": c}, c) == 2 * 2 * 3 * 5
+
+
+FLASH_ATTN = torch.library.Library("flash_attn", "DEF")
+"""The package's operators with the arguments that its interface gives them; it is not installed here."""
+REST = "float dropout_p, float softmax_scale, bool causal, int window_size_left, int window_size_right"
+GIVEN = "Tensor q, Tensor k, Tensor v"
+STARTS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k"
+OF_BACKWARD = f"Tensor dout, {GIVEN}, Tensor out, Tensor softmax_lse, Tensor? dq, Tensor? dk, Tensor? dv"
+for name, arguments in {
+    "_flash_attn_forward": GIVEN,
+    "_flash_attn_varlen_forward": f"{GIVEN}, {STARTS}",
+    "_flash_attn_backward": OF_BACKWARD,
+    "_flash_attn_varlen_backward": f"{OF_BACKWARD}, {STARTS}",
+}.items():
+    FLASH_ATTN.define(f"{name}({arguments}, {REST}) -> Tensor")
+
+
+def flash_attn(name: str, *tensors: Any, window: int = -1) -> int:
+    func = getattr(torch.ops.flash_attn, name).default
+    named = {"causal": True, "window_size_left": window, "window_size_right": 0}
+    return operator_flops(func, (*tensors, 0.0, 1.0), named, None)
+
+
+def test_the_flash_attn_packages_operators():
+    """As torch counts its own attention; documents of 100, 60 and 96 tokens are three sequences."""
+    q, k = torch.empty(2, 256, 8, 64), torch.empty(2, 256, 2, 64)
+    of_torch = 4 * 2 * 8 * 256 * 256 * 64
+    assert flash_attn("_flash_attn_forward", q, k, k) == of_torch
+    backward = (q, q, k, k, q, q, None, None, None)
+    assert flash_attn("_flash_attn_backward", *backward) == of_torch * 5 // 2
+    starts = torch.tensor([0, 100, 160, 256], dtype=torch.int32)
+    documents = (starts, starts, 100, 100)
+    of_documents = 4 * 8 * 64 * (100**2 + 60**2 + 96**2)
+    q, k = q[0], k[0]
+    assert flash_attn("_flash_attn_varlen_forward", q, k, k, *documents) == of_documents
+    backward = (q, q, k, k, q, q, None, None, None, *documents)
+    assert flash_attn("_flash_attn_varlen_backward", *backward) == of_documents * 5 // 2
+
+
+def test_a_window_of_the_flash_attn_package():
+    """1,024 keys of 8,192: of the whole square somewhat less than a quarter."""
+    q = torch.empty(1, 8192, 1, 64)
+    seen = flash_attn("_flash_attn_forward", q, q, q, window=1023) / flash_attn(
+        "_flash_attn_forward", q, q, q
+    )
+    keys = (torch.arange(8192) + 1).clamp(max=1024).sum().item()
+    assert 2 * keys / 8192**2 < seen < 2 * keys / 8192**2 + 128 / 8192
