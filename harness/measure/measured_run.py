@@ -54,7 +54,7 @@ from harness.training import (
     step_kinds,
     surprises_of_model,
 )
-from harness.virtual_gpu import emulated_device, has_clock, where_times_are_from
+from harness.virtual_gpu import conclude_report, emulated_device, has_clock, where_times_are_from
 
 
 def measure(
@@ -203,6 +203,7 @@ class MeasuredRun:
         self._after_the_step(training)
         # FLOPs are counted in one more step, which is not timed and whose memory is not read: counting is
         # slow, and sees only eager code.
+        conclude_report()
         self.watching = self.flop_count
         with torch.compiler.set_stance("force_eager"):
             list(run_steps(training, batches, self.device, ["warmup"], self))

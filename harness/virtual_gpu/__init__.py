@@ -15,6 +15,7 @@ Imports no torch, and nothing of the other answers.
 from harness.virtual_gpu.build import libraries, why_not
 from harness.virtual_gpu.device import (
     clock_stopped,
+    conclude_report,
     device_worked_us,
     emulated_device,
     has_clock,

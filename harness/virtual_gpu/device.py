@@ -4,6 +4,7 @@ variables for the libraries in c/. And what a process on a virtual GPU can ask i
 
 import ctypes
 import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -44,6 +45,13 @@ def start_clock() -> None:
     nor on a clock that runs already."""
     if emulated_device() is not None:
         ctypes.CDLL(None).virtual_gpu_is_timed()
+
+
+def conclude_report() -> None:
+    """What this process does from now on is no step of a program: its last report is of those before."""
+    times = sys.modules.get("virtual_gpu_times")
+    if times is not None and times.watching is not None:
+        times.watching.conclude()
 
 
 @contextmanager

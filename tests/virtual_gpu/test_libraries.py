@@ -137,8 +137,8 @@ def test_flex_attention_takes_the_time_of_the_blocks_that_its_mask_leaves(
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_run_with_flex_attention_has_the_simulated_flops(tmp_path: Path, packing: bool) -> None:
-    """They are counted without the compiler, and so without making scores. Packed documents are those that
-    were drawn, and in the simulation of the mean length."""
+    """They are counted without the compiler, and so without making scores, in a step that the report of the
+    run is not of. Packed documents are those that were drawn, and in the simulation of the mean length."""
     fields = {"attention": "flex_attention", "packing": packing, "data": "synthetic", "seq_len": 4096}
     words = [f"{name}={str(value).lower()}" for name, value in fields.items()]
     command = [
@@ -155,6 +155,7 @@ def test_a_run_with_flex_attention_has_the_simulated_flops(tmp_path: Path, packi
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr[-2000:]
+    assert re.search(r"By kind of kernel: .*attention", done.stderr)
     ran = StepProfile.model_validate_json((tmp_path / "profile.json").read_bytes())
     _, recipe = load_recipe("smoke", words)
     simulated, _ = simulate(recipe, H100, explain_oom=False)
