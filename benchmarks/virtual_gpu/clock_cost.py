@@ -3,14 +3,12 @@
     python -m benchmarks.virtual_gpu.clock_cost [RECIPE] [--pairs N] [--steps N] [--out FILE]
 
 Seconds of processors. Of each pair of processes, one with the clock and one without, the starts come one
-after the other, and the steps take turns: a machine that other programs slow down slows both. Each of the two
-stays on a processor of its own, which the next pair exchanges, so that neither finds in the caches what the
-other left. Of each process the step counts that a tenth of its steps is faster than; told are the middle of
-all pairs' ratios, and the smallest and largest.
+after the other, and the steps take turns: a machine that other programs slow down slows both. Of each
+process the step counts that a tenth of its steps is faster than; told are the middle of all pairs' ratios,
+and the smallest and largest.
 """
 
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -52,17 +50,11 @@ def start_s(clock: bool) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def steps_s(recipe: str, count: int, pair: int) -> tuple[float, float]:
+def steps_s(recipe: str, count: int) -> tuple[float, float]:
     """Seconds of processors that a step takes with the clock and without: a tenth of `count` are faster."""
-    processors = sorted(os.sched_getaffinity(0))
     processes = [
         subprocess.Popen(
-            [
-                "taskset",
-                "-c",
-                str(processors[(pair + clock) % len(processors)]),
-                *command(clock, STEPS, recipe),
-            ],
+            command(clock, STEPS, recipe),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -109,7 +101,7 @@ def main() -> None:
     options = parser.parse_args()
     start_s(True)  # compiles what is not in the cache
     starts = [(start_s(True), start_s(False)) for _ in range(options.pairs)]
-    steps = [steps_s(options.recipe, options.steps, pair) for pair in range(options.pairs)]
+    steps = [steps_s(options.recipe, options.steps) for _ in range(options.pairs)]
     found = {
         "recipe": options.recipe,
         "pairs": options.pairs,
