@@ -284,8 +284,8 @@ def _torchtune(rows: Iterable[Mapping[str, Any]]) -> str:
     )
     said = (
         f"The peaks are off by {statistics.median(peaks):.1%} in the median and {peaks[-1]:.1%} at most, the "
-        f"speeds by {statistics.median(speeds):.1%} and {speeds[-1]:.1%}, with a later PyTorch. As recipes of "
-        f"this project {len(as_recipes)} of these rows are {as_recipes[0]:+.1%} to {as_recipes[-1]:+.1%} off: "
+        f"speeds by {statistics.median(speeds):.1%} and {speeds[-1]:.1%}, with a later PyTorch. As recipes "
+        f"of this project {len(as_recipes)} of the rows are {as_recipes[0]:+.1%} to {as_recipes[-1]:+.1%} off: "
         "that is another program, without rotary positions in fp32, a factor on all gradients, and waiting "
         "for the loss after each step, and it counts every token of a row."
     )
