@@ -286,9 +286,9 @@ def _torchtune(rows: Iterable[Mapping[str, Any]]) -> str:
     said = (
         f"The peaks are off by {statistics.median(peaks):.1%} in the median and {peaks[-1]:.1%} at most, the "
         f"speeds by {statistics.median(speeds):.1%} and {speeds[-1]:.1%}, with a later PyTorch. As recipes "
-        f"of this project {len(as_recipes)} of these rows are {first:+.1%} to {last:+.1%} off: that is another "
-        "program, without rotary positions in fp32, a factor on all gradients, and waiting for the loss after "
-        "each step, and it counts every token of a row."
+        f"of this project {len(as_recipes)} of these rows are {first:+.1%} to {last:+.1%} off: that is "
+        "another program, without rotary positions in fp32, a factor on all gradients, and waiting for the "
+        "loss after each step, and it counts every token of a row."
     )
     return f"{table}\n{textwrap.fill(said, 120)}\n"
 
