@@ -378,3 +378,24 @@ own.not_the_programs(quarter)
 print(abs(now() - before + quarter) < 10**11)
 """
     assert emulate(code=code).stdout.split() == ["True"] * 4
+
+
+def test_weights_that_the_device_quantizes_leave_room_for_what_the_host_sends(emulate) -> None:
+    """Of a quantized weight nobody reads values. An object that was pickled for another rank is 8-bit
+    integers, too, and comes from the host."""
+    code = """
+import torch
+weights = []
+for _ in range(80):
+    packed = (torch.randn(1 << 22, device="cuda") > 0).to(torch.uint8)
+    weights.append(packed[::2] << 4 | packed[1::2])
+ids = torch.arange(6000)
+assert (ids.cuda() == ids.cuda()).sum().item() == 6000
+sent = torch.arange(1 << 22).to(torch.uint8)
+assert torch.equal(sent.cuda().cpu(), sent)
+mask = ids.cuda()[:, None] >= ids.cuda()[None, :]
+assert mask.sum(-1, dtype=torch.int8).shape == (6000,)
+assert mask.sum().item() == 6000 * 6001 // 2
+print("known")
+"""
+    assert emulate(sys.executable, "-c", code).stdout == "known\n"

@@ -190,7 +190,7 @@ def _write(tensor, value):
     """Give `tensor` these values; None: they are unknown."""
     view = None
     if value is not None:
-        view = tensor if tensor.is_cpu else hold(tensor) if can_hold(tensor) else None
+        view = tensor if tensor.is_cpu else hold(tensor) if can_hold(tensor, sent=True) else None
     if view is not None:
         view.copy_(value.view(view.shape))
     elif is_plain(tensor):
@@ -309,7 +309,7 @@ def _receive(group, tensors, process_group, source, tag, *_):
         return
     key = _letter(group, source, group.rank(), tag)
     for n, tensor in enumerate(tensors):
-        view = hold(tensor) if can_hold(tensor) else None
+        view = hold(tensor) if can_hold(tensor, sent=True) else None
         if view is not None:
             await_values(tensor, partial(_arrive, view, f"{key}/{n}"))
 

@@ -9,11 +9,14 @@ import ctypes
 
 import torch
 
-MOST_BYTES = {"floats": 1 << 20, "bytes": 1 << 20, "integers": 1 << 26}
-"""The largest storage that is held, by its kind; 64 MiB is a mask of 8192 x 8192."""
-BUDGET_BYTES = {"floats": 64 << 20, "bytes": 16 << 20, "integers": 128 << 20}
-"""Of all held storages of a kind together. Floats and 8-bit integers have their own, so that they never leave
-other integers without room, as the weights of adapters and quantized weights could."""
+MOST_BYTES = {True: 1 << 20, False: 1 << 26}
+"""The largest storage that is held, of floats (True) and of integers; 64 MiB is a mask of 8192 x 8192."""
+BUDGET_BYTES = {True: 64 << 20, False: 128 << 20}
+"""Of all held storages together. Floats have their own, so that they never leave integers without room, as
+the weights of adapters could."""
+MOST_OF_8_BITS = 1 << 16
+"""The most bytes of 8-bit integers that are held, unless they came from the host or another rank: more are
+weights that the device quantizes, which would leave no room."""
 SWEEP_EVERY = 2000
 """After so many notes about storages, those of storages that are gone are removed."""
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
@@ -27,7 +30,7 @@ _C.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _held = {}
 """The held storages, by the address of the StorageImpl, which lives on while it is referred to weakly:
-(device pointer, bytes, kind)."""
+(device pointer, bytes, whether it has floats)."""
 _awaited = {}
 """By the same address: functions that wait for what another rank sends, and write it there."""
 _assumed = {}
@@ -38,8 +41,8 @@ _unknown = {}
 known. A known value that is written to a part of them later does not make the rest known."""
 _presumed = {}
 """By the same address: device pointers of results of `all` over unknown values, which read as true."""
-_bytes = dict.fromkeys(MOST_BYTES, 0)
-"""Bytes of the held storages by kind."""
+_bytes = {True: 0, False: 0}
+"""Bytes of the held storages, of floats (True) and of integers."""
 _marks = 0
 """How many notes about storages were made."""
 
@@ -105,15 +108,17 @@ def await_values(tensor, arrive):
     _awaited.setdefault(torch._C._storage_address(tensor), []).append(arrive)
 
 
-def can_hold(tensor):
-    """Whether known values may be written to the tensor, so that it is held afterwards.
+def can_hold(tensor, sent=False):
+    """Whether known values may be written to the tensor, so that it is held afterwards. `sent`: whether they
+    come from the host or another rank.
 
     Its storage must have memory and be small enough for what is left of the budget. The tensor must not be a
     part of a storage whose other values are unknown; of floats that are not held all are, since kernels write
     most of them unseen.
     """
-    kind = kind_of(tensor)
-    most = MOST_BYTES[kind]
+    floats = is_of_floats(tensor)
+    is_weight = not sent and tensor.dtype in (torch.uint8, torch.int8)
+    most = MOST_OF_8_BITS if is_weight else MOST_BYTES[floats]
     if tensor.numel() * tensor.element_size() > most:
         return False
     size = tensor.untyped_storage().nbytes()
@@ -121,22 +126,15 @@ def can_hold(tensor):
         return False
     if is_held(tensor):
         return True
-    if tensor.numel() * tensor.element_size() < size and (kind == "floats" or _is_noted(_unknown, tensor)):
+    if tensor.numel() * tensor.element_size() < size and (floats or _is_noted(_unknown, tensor)):
         return False
-    if _bytes[kind] + size > BUDGET_BYTES[kind]:
+    if _bytes[floats] + size > BUDGET_BYTES[floats]:
         _sweep()
-    return _bytes[kind] + size <= BUDGET_BYTES[kind]
+    return _bytes[floats] + size <= BUDGET_BYTES[floats]
 
 
 def is_of_floats(tensor):
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def kind_of(tensor):
-    """What MOST_BYTES and BUDGET_BYTES name: floats, bytes (integers of 8 bits, no booleans), or integers."""
-    if is_of_floats(tensor):
-        return "floats"
-    return "bytes" if tensor.dtype in (torch.uint8, torch.int8) else "integers"
 
 
 def hold(tensor):
@@ -157,9 +155,9 @@ def hold(tensor):
         _bytes[old[2]] -= old[1]
     if _unknown.pop(storage._cdata, None) is not None:
         torch.UntypedStorage._free_weak_ref(storage._cdata)
-    kind = kind_of(tensor)
-    _held[storage._cdata] = storage.data_ptr(), size, kind
-    _bytes[kind] += size
+    floats = is_of_floats(tensor)
+    _held[storage._cdata] = storage.data_ptr(), size, floats
+    _bytes[floats] += size
     ctypes.memset(_C.virtual_gpu_values(storage.data_ptr()), 0, size)
     _mark()
     return view
@@ -228,8 +226,8 @@ def _sweep():
     for address in gone:
         _awaited.pop(address, None)
         torch.UntypedStorage._free_weak_ref(address)
-    for _, size, kind in ranges:
-        _bytes[kind] -= size
+    for _, size, floats in ranges:
+        _bytes[floats] -= size
     here = sorted(_held.values())
     for start, size, _ in ranges:
         if size >= 1 << 16 and not any(s < start + size and start < s + n for s, n, _ in here):

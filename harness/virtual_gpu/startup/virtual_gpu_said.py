@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 
-from virtual_gpu_held import MOST_BYTES, is_assumed, kind_of
+from virtual_gpu_held import MOST_BYTES, is_assumed, is_of_floats
 
 said = set()
 """Topics of the warnings that were printed."""
@@ -16,7 +16,7 @@ def is_looked_at(to, source):
     Not those of a checkpoint (torch/storage.py copies it), of an offload (`to` is pinned), nor of a tensor so
     large that its values are never held.
     """
-    if not source.numel() or source.nbytes > MOST_BYTES[kind_of(source)]:
+    if not source.numel() or source.nbytes > MOST_BYTES[is_of_floats(source)]:
         return False
     if is_assumed(source) or to.is_pinned():
         return False

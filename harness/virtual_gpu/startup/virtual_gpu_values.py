@@ -347,7 +347,7 @@ def _copied(redispatch, keys, to, source, *how):
 
 def _written(to, values):
     """Give `to` these values of the host, or note that its values are unknown if it cannot be held."""
-    if can_hold(to):
+    if can_hold(to, sent=True):
         _compute("copy_", _write, to, values, writes=(to,))
     else:
         forget(to)
