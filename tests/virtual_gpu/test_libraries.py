@@ -204,3 +204,20 @@ for _ in range(2):
     done = emulate(code=code)
     assert done.stdout == "PyTorch said so\n" * 2
     assert done.stderr.count("here: libcusparseLt.so cannot be replaced") == 1
+
+
+def test_a_mask_that_the_cpu_cannot_make_is_none_of_the_programs_errors(emulate, tmp_path: Path) -> None:
+    """Its function looks at a tensor of the device that it does not close over."""
+    code = """
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+documents = (torch.arange(512) // 100).cuda()
+def sees(batch, head, query, key):
+    return (query >= key) & (documents[query] == documents[key])
+made = torch.compile(create_block_mask)(sees, None, None, 512, 512, device="cuda")
+print(tuple(made.kv_num_blocks.shape))
+"""
+    (tmp_path / "program.py").write_text(code, encoding="utf-8")
+    done = emulate(sys.executable, "program.py")
+    assert done.stdout == "(1, 1, 4)\n"
+    assert "the CPU refuses create_block_mask of the values here" in done.stderr

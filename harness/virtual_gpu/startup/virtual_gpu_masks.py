@@ -44,17 +44,17 @@ def _write(mask, mask_mod, make):
     """Write the blocks that `make` finds with `mask_mod` on the CPU into `mask`."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
-    from virtual_gpu_held import can_hold, hold
-    from virtual_gpu_keys import switched
     from virtual_gpu_own_time import following_ns, now
+    from virtual_gpu_values import compute, written
 
     began = now()
     try:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            found = switched(lambda: make(_on_cpu(mask_mod)), False)()
-            for to, known in zip(mask.as_tuple(), found.as_tuple(), strict=True):
-                if isinstance(to, torch.Tensor) and can_hold(to):
-                    hold(to).copy_(known)
+            found = compute("create_block_mask", lambda: make(_on_cpu(mask_mod)))
+            results = () if found is None else zip(mask.as_tuple(), found.as_tuple(), strict=True)
+            for to, known in results:
+                if isinstance(to, torch.Tensor):
+                    written(to, known)
     except _UnknownError:
         pass
     following_ns.value += now() - began  # on a GPU no program spends this
@@ -71,7 +71,7 @@ def _on_cpu(value):
         if not is_plain(value) or not is_held(value):
             raise _UnknownError
         return values_of(value).clone()
-    if isinstance(value, tuple | list):
+    if type(value) in (tuple, list):
         return type(value)(map(_on_cpu, value))
     if not isinstance(value, types.FunctionType) or not value.__closure__:
         return value

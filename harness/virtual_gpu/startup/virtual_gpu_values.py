@@ -156,9 +156,9 @@ def _followed(what, on_host, arguments, options, outputs):
         return outputs
     reads = what.reads(arguments, options)
     if what.base == "where":
-        reads = _compute("where", what.reads_of_sides, arguments, _values_if_known)
+        reads = compute("where", what.reads_of_sides, arguments, _values_if_known)
     unknown = [tensor for tensor in reads if tensor.numel() and not _is_known(tensor)]
-    if what.base in LOOKED_UP and _compute(what.base, check, what.base, arguments, _values_if_known):
+    if what.base in LOOKED_UP and compute(what.base, check, what.base, arguments, _values_if_known):
         _forgotten(plain)
         return outputs
     if what.gives_number:
@@ -167,7 +167,7 @@ def _followed(what, on_host, arguments, options, outputs):
         if unknown:
             tell(outputs)
             return outputs
-        computed = _compute(what.base, lambda: on_host(*map(_on_host, arguments)))
+        computed = compute(what.base, lambda: on_host(*map(_on_host, arguments)))
         return outputs if computed is None else computed
     if any(not is_of_floats(tensor) and not is_assumed(tensor) for tensor in unknown):
         _forgotten(plain)
@@ -202,7 +202,7 @@ def _known(what, on_host, arguments, options, plain, outputs):
         _forgotten([result for result in plain if not any(result is each for each in held)])
     if what.has_chance:
         options = {**options, "generator": _generator}
-    _compute(what.base, _write_what_follows, what, on_host, arguments, options, held, outputs, writes=plain)
+    compute(what.base, _write_what_follows, what, on_host, arguments, options, held, outputs, writes=plain)
 
 
 def _assumed(what, on_host, arguments, options, plain, unknown):
@@ -228,7 +228,7 @@ def _assumed(what, on_host, arguments, options, plain, unknown):
         for result in held:
             _write(result, torch.tensor(base == "all"))
     else:
-        _compute(base, _write_what_follows, what, on_host, arguments, options, held, plain, writes=held)
+        compute(base, _write_what_follows, what, on_host, arguments, options, held, plain, writes=held)
 
 
 def _write_what_follows(what, on_host, arguments, options, held, outputs):
@@ -248,7 +248,7 @@ def _computed(operator, arguments, options):
     return tensors_in((operator(*host, **{name: _on_host(option) for name, option in options.items()}),))
 
 
-def _compute(name, function, *arguments, writes=()):
+def compute(name, function, *arguments, writes=()):
     """What `function` returns, with the kernels here out of force, for the operator `name` on the CPU.
 
     None if the CPU refuses what a kernel might not have noticed, which is said once. The values of `writes`
@@ -299,7 +299,7 @@ def _count(operator, redispatch, keys, arguments, options):
     too_much = any(tensor.numel() > MOST_WORK for tensor in unknown)
     if any(is_plain(each) and not is_of_floats(each) and not is_assumed(each) for each in unknown):
         tell()
-    values = None if too_much else _compute(operator.__name__, _computed, operator, arguments, options)
+    values = None if too_much else compute(operator.__name__, _computed, operator, arguments, options)
     if values is None:
         return redispatch(keys, *arguments, **options)
     along = arguments[1] if operator.__name__.startswith("unique_dim") else 0
@@ -310,7 +310,7 @@ def _count(operator, redispatch, keys, arguments, options):
         answer(None)
     for result, value in zip(outputs if isinstance(outputs, tuple) else (outputs,), values, strict=True):
         if result is not None and result.shape == value.shape and can_hold(result):  # None: not requested
-            _compute(operator.__name__, _write, result, value)
+            compute(operator.__name__, _write, result, value)
     return outputs
 
 
@@ -328,7 +328,7 @@ def _resized(redispatch, keys, tensor, *how, **named):
         old = values_of(tensor).as_strided((tensor.numel(),), (1,)).clone()
     output = redispatch(keys, tensor, *how, **named)
     if old is not None and not is_held(tensor) and can_hold(tensor):
-        _compute("resize_", lambda: hold(tensor).view(-1)[: len(old)].copy_(old[: tensor.numel()]))
+        compute("resize_", lambda: hold(tensor).view(-1)[: len(old)].copy_(old[: tensor.numel()]))
     return output
 
 
@@ -341,14 +341,14 @@ def _copied(redispatch, keys, to, source, *how):
     if is_plain(source):
         _copied_from_the_device(to, source)
     elif is_plain(to) and source.is_cpu:
-        _written(to, source)
+        written(to, source)
     return output
 
 
-def _written(to, values):
+def written(to, values):
     """Give `to` these values of the host, or note that its values are unknown if it cannot be held."""
     if can_hold(to, sent=True):
-        _compute("copy_", _write, to, values, writes=(to,))
+        compute("copy_", _write, to, values, writes=(to,))
     else:
         forget(to)
 
@@ -356,9 +356,9 @@ def _written(to, values):
 def _copied_from_the_device(to, source):
     if is_held(source):
         if to.is_cpu:
-            _compute("copy_", to.copy_, values_of(source))
+            compute("copy_", to.copy_, values_of(source))
         elif is_plain(to):
-            _written(to, values_of(source))
+            written(to, values_of(source))
     elif to.is_cpu:
         if source.numel() == 1 or is_looked_at(to, source):
             tell(presumed(source))
