@@ -30,7 +30,16 @@ FIRST_TORCH, LAST_TORCH = (2, 11), (2, 15)
 """The oldest and the newest release of PyTorch that the virtual GPU was tried with."""
 CUDNN = "libvirtual_gpu_cudnn.so"
 """The library in front of the real cuDNN, which it calls."""
-RUNTIME = ("memory.c", "processes.c", "runtime.c", "streams.c", "clock.c", "l2_cache.c", "crash.c")
+RUNTIME = (
+    "memory.c",
+    "processes.c",
+    "runtime.c",
+    "streams.c",
+    "clock.c",
+    "launches.c",
+    "l2_cache.c",
+    "crash.c",
+)
 """The sources of the CUDA runtime."""
 CXX = ("c++", "g++", "clang++")
 OPERATORS = "libvirtual_gpu_operators.so"
@@ -248,7 +257,16 @@ def _compile(installed: Torch, name: str, sources: tuple[str, ...], folder: Path
 def _compile_operators(installed: Torch, folder: Path) -> subprocess.Popen[str]:
     """Start compiling OPERATORS, which tells the clock what PyTorch runs."""
     torch, include = installed.folder, installed.folder / "include"
-    command = [_compiler("CXX", *CXX) or "c++", "-std=c++20", "-DNDEBUG", "-O2", "-w", "-shared", "-fPIC"]
+    command = [
+        _compiler("CXX", *CXX) or "c++",
+        "-std=c++20",
+        "-DNDEBUG",
+        "-O2",
+        "-w",
+        "-shared",
+        "-fPIC",
+        "-fno-plt",
+    ]
     command.append("-ftls-model=initial-exec")  # a few bytes, for which every thread has room
     command += [f"-I{SOURCES}", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}"]
     command += [str(SOURCES / "operators.cpp")]

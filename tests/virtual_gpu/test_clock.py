@@ -188,7 +188,8 @@ def test_what_a_step_takes_is_told_at_the_end(emulate, tmp_path: Path) -> None:
     products = 11 * product(H100, "bf16", 2048, 4096, 4096)
     least = PowerLimit(H100).factor  # where this machine's host is what the device waits for
     assert 0.9 * least < found["kernels_s"]["product"] / products < 1.1  # of other shapes backward
-    assert found["busy_s"] >= found["kernels_s"]["product"]
+    # busy is of the median step and kernels of the last, which the power limit may have slowed down more
+    assert found["busy_s"] >= least * found["kernels_s"]["product"]
     assert found["unknown"] == 0
     assert f"a step takes {found['step_time_s'] * 1e3:.1f} ms on this h100, estimated" in done.stderr
     assert "tokens/s; MFU" in done.stderr

@@ -136,7 +136,7 @@ void virtual_gpu_estimated(Operation* what, int64_t took_ns, const char* its_cla
 void virtual_gpu_cached(Operation* what, int64_t held_ns, int64_t missed_ns, const char* accesses) {
   what->held_ns = held_ns, what->missed_ns = missed_ns, what->accesses = strdup(accesses);
 }
-static void find_estimate(Operation* what) {
+void virtual_gpu_find_estimate(Operation* what) {
   if (what->took_ns < 0 && estimate) {
     int64_t stopped = virtual_gpu_stop_clock();
     estimate(what);
@@ -155,165 +155,55 @@ static Timeline* timeline_of(cudaStream_t stream, int device) {
   timelines[num_timelines] = (Timeline){.stream = stream, .device = device};
   return &timelines[num_timelines++];
 }
-// Puts work of `took` ns on the stream; returns when it ends. `arrives`: when the host's launch reaches the device.
-// `link`: of a copy to or from the host, when its direction of the link is free.
-static int64_t put(Operation* what, const Kernel* kernel, cudaStream_t stream, int64_t took, int64_t arrives, int64_t* link,
-                   const Copy* copy) {
-  if (virtual_gpu_keeps(what, kernel, stream, took)) return 0;
-  int device = virtual_gpu_current();
+static void hold(void) {
   pthread_mutex_lock(&lock);
-  Timeline* line = timeline_of(stream, device);
+  virtual_gpu_drain();
+}
+void virtual_gpu_hold(void) { hold(); }
+void virtual_gpu_lock(void) { pthread_mutex_lock(&lock); }
+void virtual_gpu_unlock(void) { pthread_mutex_unlock(&lock); }
+// `link`: of a copy to or from the host, when its direction of the link is free.
+static int64_t place(Operation* what, Timeline* line, int64_t took, int64_t arrives, int64_t* link) {
   int64_t free_at = later(line->done, line->waits_until);
   int64_t begins = later(later(arrives, free_at), link ? *link : 0);
-  Account* account = &accounts[virtual_gpu_slot(device) & 63];
-  if (line->done && stream <= cudaStreamPerThread) {
+  Account* account = &accounts[virtual_gpu_slot(line->device) & 63];
+  if (line->done && !line->stream) {
     int64_t ready = later(arrives, line->done);
     if (line->waits_for_network) account->exposed_ns += later(line->waits_until - ready, 0);
     account->host_ns += later(arrives - free_at, 0);
   }
-  int64_t ends = begins + took;
   int64_t* other_link = link ? &links_worked[0][0] + (link - &links[0][0]) : NULL;
   line->worked = later(later(line->worked, line->works_after), other_link ? *other_link : 0) + took;
   if (other_link) *other_link = line->worked;
-  line->done = ends;
+  line->done = begins + took;
   line->waits_for_network = 0;
   line->ends_with_network = what->is_network;
-  if (link) *link = ends;
+  if (link) *link = line->done;
   if (what->is_network) account->network_ns += took;
   else if (!link) account->busy_ns += took;
   what->calls++, what->total_ns += took;
+  return begins;
+}
+void virtual_gpu_place(Operation* what, cudaStream_t stream, int device, int64_t took, int64_t arrives) {
+  place(what, timeline_of(stream, device), took, arrives, NULL);
+}
+static void put(Operation* what, const Kernel* kernel, cudaStream_t stream, int64_t took, int64_t arrives, int64_t* link,
+                const Copy* copy) {
+  if (virtual_gpu_keeps(what, kernel, stream, took)) return;
+  int device = virtual_gpu_current();
+  hold();
+  Timeline* line = timeline_of(stream, device);
+  int64_t begins = place(what, line, took, arrives, link), ends = line->done;
   int number = line->stream ? 13 + (int)(line - timelines) : 7;  // as CUPTI counts streams
   pthread_mutex_unlock(&lock);
   if (virtual_gpu_is_recording()) virtual_gpu_record_work(kernel, copy, number, device, begins, ends);
-  return ends;
 }
+void virtual_gpu_work(Operation* what, const Kernel* kernel, cudaStream_t stream, int64_t took, int64_t arrives) {
+  put(what, kernel, stream, took, arrives, NULL, NULL);
+}
+int64_t virtual_gpu_bare_ns(void) { return bare_ns; }
+int64_t virtual_gpu_arrival(void) { return virtual_gpu_now() + launch_ns; }
 
-// ---- operators, and the kernels that they launch
-
-typedef struct {
-  Kernel kernel;
-  cudaStream_t stream;
-  int64_t arrives;
-  uint32_t call;
-} Pending;
-__thread Thread virtual_gpu_thread __attribute__((aligned(64)));
-#define thread virtual_gpu_thread
-static __thread int room;
-static __thread Pending* pending;
-static __thread char products[512];  // the operator's matrix products, until it is estimated
-
-static double eased = 1;
-static int64_t computed;  // ns, of eased work
-
-static int64_t takes(const Operation* what, double missed_share) {
-  if (what->missed_ns) return what->held_ns + missed_share * (what->missed_ns - what->held_ns);
-  if (!what->at_limit) return what->took_ns;
-  int64_t slowed = what->took_ns * what->at_limit / 100, takes = slowed * eased;
-  __atomic_fetch_add(&computed, takes, __ATOMIC_RELAXED);
-  return what->took_ns - slowed + takes;
-}
-int64_t virtual_gpu_computed(void) { return __atomic_load_n(&computed, __ATOMIC_RELAXED); }
-void virtual_gpu_ease(double factor) { eased = factor; }
-void virtual_gpu_begin_operator(Operation* what, double missed_share) {
-  if (what->took_ns < 0) products[0] = 0;
-  thread.runs = what, thread.launched = thread.pending = 0;
-  thread.takes = takes(what, missed_share);
-}
-const char* virtual_gpu_products(void) { return products; }
-int virtual_gpu_end_operator(void) {
-  int left = thread.pending;
-  if (!left) thread.runs = NULL;
-  return left;
-}
-// The time in ns of the kernel that an operator launches at this place, from 0.
-static int64_t share(const Operation* what, int place) {
-  int64_t others = bare_ns * (what->kernels - 1);
-  if (place >= what->kernels) return bare_ns;  // more than when it was estimated
-  if (what->product && others < thread.takes / 2) return place + 1 == what->product ? thread.takes - others : bare_ns;
-  return thread.takes * (place + 1) / what->kernels - thread.takes * place / what->kernels;
-}
-void virtual_gpu_place_pending(double missed_share) {
-  Operation* what = thread.runs;
-  int count = thread.pending, all = thread.launched;
-  thread.runs = NULL, thread.pending = 0;
-  if (what->took_ns < 0) virtual_gpu_estimated(what, bare_ns * count, "unknown", 0, 1);
-  thread.takes = takes(what, missed_share);
-  int products = 0;
-  for (int i = 0; i < count; i++)
-    if (pending[i].kernel.is_product) products++, what->product = i + 1;
-  if (products != 1) what->product = 0;
-  what->kernels = all;
-  for (int i = 0; i < count; i++) {
-    int64_t took = share(what, i);
-    virtual_gpu_belongs_to(pending[i].call);
-    put(what, &pending[i].kernel, pending[i].stream, took, pending[i].arrives, NULL, NULL);
-  }
-}
-void virtual_gpu_launched(const Kernel* kernel, void* stream) {
-  if (!estimate) return;
-  Operation* what = thread.runs;
-  uint32_t call = virtual_gpu_is_recording() ? virtual_gpu_record_call(LAUNCH_KERNEL) : 0;
-  int64_t arrives = virtual_gpu_now() + launch_ns;
-  if (!what) {
-    char text[512];
-    snprintf(text, sizeof text, "kernel %s", kernel->name ? kernel->name : "?");
-    what = virtual_gpu_operation(kernel->name ? kernel->name : "?", text);
-    find_estimate(what);
-    put(what, kernel, stream, what->took_ns, arrives, NULL, NULL);
-    return;
-  }
-  int place = thread.launched++;
-  if (what->took_ns < 0 || !what->kernels) {
-    if (thread.pending == room) pending = realloc(pending, (room = room ? 2 * room : 64) * sizeof *pending);
-    pending[thread.pending++] = (Pending){*kernel, stream, arrives, call};
-    return;
-  }
-  put(what, kernel, stream, share(what, place), arrives, NULL, NULL);
-}
-void virtual_gpu_put(Operation* what, const Kernel* kernel, void* stream) {
-  if (!estimate) return;
-  find_estimate(what);
-  if (virtual_gpu_is_recording()) virtual_gpu_record_call(LAUNCH_KERNEL);
-  int64_t arrives = virtual_gpu_now() + launch_ns;
-  put(what, kernel, stream, what->took_ns, arrives, NULL, NULL);
-}
-void virtual_gpu_spins(const Kernel* kernel, int64_t cycles, void* stream) {
-  char text[64];
-  snprintf(text, sizeof text, "spin %lld", (long long)cycles);
-  Operation* what = virtual_gpu_operation(kernel->name, text);
-  virtual_gpu_estimated(what, cycles * 1000000 / virtual_gpu_number("VIRTUAL_GPU_KILOHERTZ", 1000000), "spin", 0, 0);
-  virtual_gpu_put(what, kernel, stream);
-}
-// Puts the kernels of a captured graph on the stream, one after the other.
-void virtual_gpu_replay(const Kept* kernels, int count, void* stream) {
-  if (!estimate) return;
-  if (virtual_gpu_is_recording()) virtual_gpu_record_call(LAUNCH_GRAPH);
-  int64_t arrives = virtual_gpu_now() + launch_ns;
-  for (int i = 0; i < count; i++) put(kernels[i].what, &kernels[i].kernel, stream, kernels[i].took_ns, arrives, NULL, NULL);
-}
-void virtual_gpu_multiplied(int type, long m, long n, long k, int batch, void* stream) {
-  if (!estimate) return;
-  const char* dtype = type == CUDA_R_16BF ? "bf16" : type == CUDA_R_16F ? "fp16" : type == CUDA_R_32F ? "fp32"
-                      : type == CUDA_R_64F ? "fp64" : type == CUDA_R_8I ? "int8" : "fp8";
-  Kernel kernel = {type == CUDA_R_16BF  ? "cublas_gemm_bf16"
-                   : type == CUDA_R_16F ? "cublas_gemm_fp16"
-                   : type == CUDA_R_32F ? "cublas_gemm_fp32"
-                                        : "cublas_gemm",
-                   {1, 1, 1}, {256, 1, 1}, 0, 1};
-  if (thread.runs && thread.runs->took_ns >= 0) {
-    virtual_gpu_launched(&kernel, stream);
-    return;
-  }
-  char shape[128], text[160];
-  snprintf(shape, sizeof shape, "%s %ld %ld %ld %d;", dtype, m, n, k, batch);
-  if (thread.runs) {
-    strncat(products, shape, sizeof products - strlen(products) - 1);
-    virtual_gpu_launched(&kernel, stream);
-    return;
-  }
-  snprintf(text, sizeof text, "product %s", shape);
-  virtual_gpu_put(virtual_gpu_operation(kernel.name, text), &kernel, stream);
-}
 // A copy over the link to the host: one at a time in each direction. A copy within a device is a kernel of the operator.
 void virtual_gpu_copied(const void* to, const void* from, size_t size, void* stream) {
   static Operation* over_link[2];
@@ -337,7 +227,7 @@ void virtual_gpu_copied(const void* to, const void* from, size_t size, void* str
 // ---- for streams.c
 
 int64_t virtual_gpu_stream_done(cudaStream_t stream, int* with_network, int64_t* worked) {
-  pthread_mutex_lock(&lock);
+  hold();
   Timeline* line = timeline_of(stream, virtual_gpu_current());
   int64_t done = later(line->done, line->waits_until);
   *worked = later(line->worked, line->works_after);
@@ -346,7 +236,7 @@ int64_t virtual_gpu_stream_done(cudaStream_t stream, int* with_network, int64_t*
   return later(done, virtual_gpu_now() + launch_ns);
 }
 void virtual_gpu_stream_waits(cudaStream_t stream, int64_t moment, int for_network, int64_t worked) {
-  pthread_mutex_lock(&lock);
+  hold();
   Timeline* line = timeline_of(stream, virtual_gpu_current());
   if (moment > line->waits_until) line->waits_until = moment, line->waits_for_network = for_network;
   line->works_after = later(line->works_after, worked);
@@ -356,7 +246,7 @@ void virtual_gpu_wait_until(int64_t moment) {
   if (estimate) wait_until(moment);
 }
 int64_t virtual_gpu_given_until(cudaStream_t stream) {
-  pthread_mutex_lock(&lock);
+  hold();
   Timeline* line = timeline_of(stream, virtual_gpu_current());
   int64_t done = later(line->done, line->waits_until);
   pthread_mutex_unlock(&lock);
@@ -364,7 +254,7 @@ int64_t virtual_gpu_given_until(cudaStream_t stream) {
 }
 int64_t virtual_gpu_device_done(int device) {
   int64_t done = 0;
-  pthread_mutex_lock(&lock);
+  hold();
   for (int i = 0; i < num_timelines; i++)
     if (timelines[i].device == device) done = later(done, later(timelines[i].done, timelines[i].waits_until));
   pthread_mutex_unlock(&lock);
@@ -373,7 +263,7 @@ int64_t virtual_gpu_device_done(int device) {
 // The same, counted from 0, for a host that is never late: the time that the device needs for all its work.
 int64_t virtual_gpu_device_worked(int device) {
   int64_t worked = 0;
-  pthread_mutex_lock(&lock);
+  hold();
   for (int i = 0; i < num_timelines; i++)
     if (timelines[i].device == device) worked = later(worked, timelines[i].worked);
   pthread_mutex_unlock(&lock);
@@ -382,18 +272,20 @@ int64_t virtual_gpu_device_worked(int device) {
 
 // ---- for Python: what a device did
 void virtual_gpu_account(int device, Account* to) {
-  pthread_mutex_lock(&lock);
+  hold();
   *to = accounts[virtual_gpu_slot(device) & 63];
   pthread_mutex_unlock(&lock);
 }
 // A step has ended: the calls of operations since the end of the step before are that step's. Returns their FLOPs.
 double virtual_gpu_end_step(void) {
   double flops = 0;
+  hold();
   for (int i = 0; i < num_operations; i++) {
     Operation* what = all[i];
     what->step_calls = what->calls - what->calls_before, what->step_ns = what->total_ns - what->ns_before;
     what->calls_before = what->calls, what->ns_before = what->total_ns, flops += what->step_calls * what->flops;
   }
+  pthread_mutex_unlock(&lock);
   return flops;
 }
 const Operation* virtual_gpu_nth_operation(int n) { return n < num_operations ? all[n] : NULL; }

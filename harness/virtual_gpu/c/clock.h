@@ -1,4 +1,4 @@
-// The clock of the virtual GPU (clock.c), for the libraries that put work on its streams, and for operators.cpp.
+// The clock of the virtual GPU (clock.c, launches.c), for the libraries that put work on its streams, and for operators.cpp.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -15,7 +15,7 @@ typedef struct {
   short is_read, is_written;
 } Touch;
 typedef struct {
-  double bytes, filled;  // of an operator's results: all, and those that were brought into the cache
+  float bytes, filled;  // of an operator's results: all, and those that were brought into the cache
 } Results;
 
 // One kind of work, with its time: an operator with its shapes, a product, a collective, a kernel that is not known.
@@ -23,6 +23,7 @@ typedef struct Operation {
   // What every call needs is in one line of the processor's cache: the program between two calls needs the rest of it.
   int64_t took_ns;             // the time of all its kernels together; -1 until it was estimated
   int64_t held_ns, missed_ns;  // took_ns if the L2 cache holds all that they move, and if nothing; 0: it is the same
+  int64_t takes;               // took_ns of the last call, which follows from the cache and from the device's power
   Results results;             // of the last call
   uint64_t calls;              // its kernels
   int64_t total_ns;            // the times of these kernels
@@ -71,24 +72,26 @@ void virtual_gpu_estimated(Operation* what, int64_t took_ns, const char* its_cla
 
 // For work that waits for memory, what a time depends on: see Operation.
 void virtual_gpu_cached(Operation* what, int64_t held_ns, int64_t missed_ns, const char* accesses);
-// Note that kernels touch these and their results. Returns the share of the bytes that they wait for memory for.
-double virtual_gpu_missed_share(const Touch* touches, int count, Results results);
-Results virtual_gpu_results(const Touch* touches, int count);  // note that these were written just now
+void virtual_gpu_will_touch(uint64_t place);  // soon: a hint
+// Note that a device's kernels touch these, at these places, and their results. Returns the share of the bytes that they wait
+// for memory for. For launches.c, with the clock's lock held.
+double virtual_gpu_missed_share(int device, const Touch* touches, const uint64_t* places, int count, Results results);
+Results virtual_gpu_results(int device, const Touch* touches, int count);  // note that these were written just now
 
 // What is known of a thread, in one line of the processor's cache.
 typedef struct {
   Operation* runs;        // the operator that was begun and has not ended; NULL between operators
-  int64_t takes;          // ns, of all the operator's kernels
   int launched, pending;  // its kernels so far; how many of them wait for its estimate
   void* last;             // for operators.cpp: the description of the last operator
 } Thread;
 extern __thread Thread virtual_gpu_thread;
 
-// The operator that this thread runs: its kernels take the time that was estimated for it, of which `missed_share` waits
-// for memory. If it was not estimated yet, its kernels are pending; `end` says how many are.
-void virtual_gpu_begin_operator(Operation* what, double missed_share);
-int virtual_gpu_end_operator(void);
-void virtual_gpu_place_pending(double missed_share);  // puts the pending kernels on their streams, once the operator is estimated
+// The operator that this thread runs from now on: its kernels take the time that was estimated for it. They touch these tensors,
+// which are at `places`; `touches` has to stay. If it was not estimated yet, its kernels are pending.
+void virtual_gpu_begin_operator(Operation* what, const Touch* touches, const uint64_t* places, int count);
+void virtual_gpu_end_operator(const Touch* results, int count);  // it has returned, and written these. None may be pending
+// Puts the pending kernels on their streams, once the operator is estimated.
+void virtual_gpu_place_pending(const Touch* touches, const uint64_t* places, int touched);
 // For Python, once a step: ns spent in work that the power limit may slow down, and the factor on it from now on.
 int64_t virtual_gpu_computed(void);
 void virtual_gpu_ease(double factor);

@@ -2,7 +2,6 @@
 // harness/simulate/l2_cache.py keeps for a simulated device, which says why it is so. An operator's results are known
 // when it has returned, and its kernels are put on a stream before: they take what the call before took for its results.
 #include <math.h>
-#include <pthread.h>
 
 #include "clock.h"
 #include "virtual_gpu.h"
@@ -17,7 +16,6 @@ static struct {
   uint64_t place;
   double touched;  // by its device when the place was touched last
 } last[1 << PLACES];  // of two places with the same number the older is forgotten
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 // Called from Python: the bytes that may be touched before anything is evicted, and by how much more is evicted than is
 // touched beyond them.
@@ -26,16 +24,15 @@ void virtual_gpu_set_cache(double room_bytes, double more) { room = room_bytes, 
 static double least(double a, double b) { return a < b ? a : b; }
 static int number_of(uint64_t place) { return (place >> 9) * 0x9E3779B97F4A7C15ull >> (64 - PLACES); }
 // The bytes of a tensor that the cache does not hold when its device has touched `total` bytes.
-static double missed(const Touch* touch, double total) {
-  int number = number_of(touch->place);
-  double distance = last[number].place == touch->place ? total - last[number].touched : INFINITY;
-  return distance > room ? touch->bytes * least(1, (1 + evicted) * (1 - room / distance)) : 0;
+void virtual_gpu_will_touch(uint64_t place) { __builtin_prefetch(&last[number_of(place)]); }
+static double missed(uint64_t place, double bytes, double total) {
+  int number = number_of(place);
+  double distance = last[number].place == place ? total - last[number].touched : INFINITY;
+  return distance > room ? bytes * least(1, (1 + evicted) * (1 - room / distance)) : 0;
 }
-static void keep(const Touch* touches, int count, double total) {
-  for (int i = 0; i < count; i++) {
-    int number = number_of(touches[i].place);
-    last[number].place = touches[i].place, last[number].touched = total;
-  }
+static void keep(uint64_t place, double total) {
+  int number = number_of(place);
+  last[number].place = place, last[number].touched = total;
 }
 // exp(-x), by a Padé approximant to seven digits: libm's reads a table, which the program between two calls has driven out
 // of the processor's cache.
@@ -48,23 +45,20 @@ static double decay(double x) {
   return result;
 }
 
-double virtual_gpu_missed_share(const Touch* touches, int count, Results results) {
+double virtual_gpu_missed_share(int device, const Touch* touches, const uint64_t* places, int count, Results results) {
   double moved = results.bytes, read = 0, filled = results.filled, dirty = results.filled, waits = 0;
-  int device = virtual_gpu_slot(virtual_gpu_current()) % MAX_DEVICES;
-  pthread_mutex_lock(&lock);
+  device = virtual_gpu_slot(device) % MAX_DEVICES;
   caches[device].touched += results.bytes;
+  for (int i = 0; i < count; i++) caches[device].touched += touches[i].bytes;
+  double total = caches[device].touched;
   for (int i = 0; i < count; i++) {
-    caches[device].touched += touches[i].bytes;
-    __builtin_prefetch(&last[number_of(touches[i].place)]);  // which is read below
-  }
-  for (int i = 0; i < count; i++) {
-    double each = missed(&touches[i], caches[device].touched);
+    double each = missed(places[i], touches[i].bytes, total);
     moved += touches[i].bytes * (touches[i].is_read + touches[i].is_written);
     filled += each;
     if (touches[i].is_read) read += each;
     if (touches[i].is_written) dirty += each;
   }
-  keep(touches, count, caches[device].touched);
+  for (int i = 0; i < count; i++) keep(places[i], total);
   if (filled && room) {
     double stays = decay(filled / room);
     caches[device].filled = caches[device].filled * stays + filled;
@@ -73,18 +67,14 @@ double virtual_gpu_missed_share(const Touch* touches, int count, Results results
   } else if (filled) {
     waits = moved;
   }
-  pthread_mutex_unlock(&lock);
   return moved ? least(1, waits / moved) : 0;
 }
-Results virtual_gpu_results(const Touch* touches, int count) {
-  Results results = {0, 0};
-  pthread_mutex_lock(&lock);
-  double total = caches[virtual_gpu_slot(virtual_gpu_current()) % MAX_DEVICES].touched;
+Results virtual_gpu_results(int device, const Touch* touches, int count) {
+  double bytes = 0, filled = 0, total = caches[virtual_gpu_slot(device) % MAX_DEVICES].touched;
   for (int i = 0; i < count; i++) {
-    results.bytes += touches[i].bytes;
-    results.filled += missed(&touches[i], total);
+    bytes += touches[i].bytes;
+    filled += missed(touches[i].place, touches[i].bytes, total);
   }
-  keep(touches, count, total);
-  pthread_mutex_unlock(&lock);
-  return results;
+  for (int i = 0; i < count; i++) keep(touches[i].place, total);
+  return (Results){bytes, filled};
 }

@@ -2,29 +2,24 @@
 // CUDA kernel, in the dispatcher's table, stands one that describes the call and passes it on. The first call of a
 // description goes to Python, which estimates what its kernels take together; after that it is found by its hash.
 // at::RecordFunction would tell of these calls, too, and of many more, at several times the cost.
+#include "arguments.h"
 #include "clock.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <memory>
 #include <mutex>
 #include <sstream>
 #include <string_view>
+#include <type_traits>
 #include <unordered_map>
 
 namespace {
-
-using c10::DispatchKey;
-using c10::IValue;
-using Values = c10::ArrayRef<IValue>;
-using Touches = c10::SmallVector<Touch, 4>;
 
 // An operator with shapes that was described. Each line of the processor's cache that has to be read again is a good part
 // of what a call costs: what a call needs lies together, and what was described one after the other is side by side.
@@ -51,102 +46,6 @@ Known* new_known() {
 }
 void (*estimate)(Operation*, const char* inputs, const char* products);
 
-void mix(uint64_t& hash, uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull ^ hash >> 29; }
-
-// False for a tensor that stands for others: the operators on those are described instead.
-bool mix_tensor(uint64_t& hash, const at::Tensor& tensor) {
-  if (!tensor.defined()) return mix(hash, 1), true;
-  if (tensor.key_set().has(DispatchKey::Python)) return false;
-  mix(hash, (uint64_t)tensor.scalar_type() << 8 | (uint64_t)tensor.device().type());
-  if (tensor.layout() != c10::kStrided) return true;
-  for (auto size : tensor.sizes()) mix(hash, size);
-  for (auto stride : tensor.strides()) mix(hash, ~stride);
-  return true;
-}
-bool mix_value(uint64_t& hash, const IValue& value) {
-  if (value.isTensor()) return mix_tensor(hash, value.toTensor());
-  if (value.isInt()) return mix(hash, value.toInt()), true;
-  if (value.isBool()) return mix(hash, 2 + value.toBool()), true;
-  if (value.isIntList()) {
-    for (int64_t each : value.toIntList()) mix(hash, each);
-  } else if (value.isList()) {
-    mix(hash, value.toListRef().size());  // what is touched has a number in its list
-    for (const IValue& each : value.toListRef())
-      if (!mix_value(hash, each)) return false;
-  } else {
-    mix(hash, value.isString() ? std::hash<std::string>{}(value.toStringRef()) : value.isNone());
-  }
-  return true;
-}
-
-// These write JSON, from which the time is estimated: of numbers that no description has, those of the first call.
-void write(std::ostream& to, const IValue& value);
-void write(std::ostream& to, c10::IntArrayRef values) {
-  to << '[';
-  for (size_t i = 0; i < values.size(); i++) to << (i ? "," : "") << values[i];
-  to << ']';
-}
-void write(std::ostream& to, const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.layout() != c10::kStrided) {
-    to << (tensor.defined() ? "\"sparse\"" : "null");
-    return;
-  }
-  to << "{\"dtype\":\"" << c10::toString(tensor.scalar_type()) << "\",\"device\":\"" << tensor.device().type() << "\",\"sizes\":";
-  write(to, tensor.sizes());
-  to << ",\"strides\":";
-  write(to, tensor.strides());
-  to << '}';
-}
-template <class List>
-void write_list(std::ostream& to, const List& values) {
-  to << '[';
-  bool is_first = true;
-  for (const auto& value : values) {
-    if (!is_first) to << ',';
-    is_first = false;
-    write(to, IValue(value));
-  }
-  to << ']';
-}
-void write(std::ostream& to, const IValue& value) {
-  if (value.isTensor()) write(to, value.toTensor());
-  else if (value.isInt()) to << value.toInt();
-  else if (value.isBool()) to << (value.toBool() ? "true" : "false");
-  else if (value.isDouble() && std::isfinite(value.toDouble())) to << value.toDouble();
-  else if (value.isString() && value.toStringRef().find_first_of("\"\\") == std::string::npos)
-    to << '"' << value.toStringRef() << '"';
-  else if (value.isList()) write_list(to, value.toListRef());
-  else to << "null";
-}
-
-// ---- what an operator touches
-
-constexpr int64_t SMALLEST = 32 << 10, SHARED = 64 << 20;  // bytes: see harness/simulate/l2_cache.py
-uint64_t place_of(const at::Tensor& tensor) {
-  const auto& storage = tensor.storage();
-  bool is_shared = (int64_t)storage.nbytes() > SHARED;
-  return (uint64_t)storage.data() + (is_shared ? tensor.storage_offset() * tensor.itemsize() : 0);
-}
-void find_touched(const at::Tensor& tensor, int argument, int item, Touches& found) {
-  if (!tensor.defined() || !tensor.is_cuda() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
-  int64_t bytes = tensor.itemsize();
-  auto sizes = tensor.sizes(), strides = tensor.strides();
-  for (size_t i = 0; i < sizes.size(); i++)
-    if (strides[i] || !sizes[i]) bytes *= sizes[i];  // an expanded tensor is read once
-  if (bytes >= SMALLEST) found.push_back({place_of(tensor), (double)bytes, (short)argument, (short)item, 0, 0});
-}
-Touches find_touched(Values values) {
-  Touches found;
-  for (size_t argument = 0; argument < values.size(); argument++) {
-    const IValue& value = values[argument];
-    if (value.isTensor()) find_touched(value.toTensor(), argument, -1, found);
-    if (!value.isList()) continue;
-    auto list = value.toListRef();
-    for (size_t item = 0; item < list.size(); item++)
-      if (list[item].isTensor()) find_touched(list[item].toTensor(), argument, item, found);
-  }
-  return found;
-}
 // Leaves those that the kernels read or write, by the letters for arguments or results.
 void keep_accessed(std::string_view letters, Touches& touches) {
   auto is_not = [letters](Touch& each) {
@@ -169,19 +68,6 @@ void learn_accesses(Known& found, Touches& touches) {
   std::copy(touches.begin(), touches.end(), to);
   found.touched = to;
 }
-// The arguments of this call that its kernels touch.
-Touches touched_by(const Known& found, Values inputs) {
-  Touches touches(found.touched.load(), found.touched.load() + found.num_touched);
-  for (Touch& each : touches) {
-    const IValue& value = inputs[each.argument];
-    each.place = place_of(each.item < 0 ? value.toTensor() : value.toListRef()[each.item].toTensor());
-  }
-  return touches;
-}
-double missed_share(const Operation* what, const Touches& touches) {
-  return virtual_gpu_missed_share(touches.data(), touches.size(), what->results);
-}
-
 // Tokens that the program has looked up in its largest embedding, which has this many rows.
 std::atomic<int64_t> rows, tokens;
 void count_tokens(Values inputs) {
@@ -196,60 +82,109 @@ std::vector<c10::OperatorName> new_operators;
 std::atomic<bool> has_new;
 void watch_new();
 
-// Stands in front of an operator's CUDA kernel.
-class Watch final : public c10::OperatorKernel {
- public:
-  Watch(const c10::OperatorHandle& op)
-      : arguments(op.schema().arguments().size()),
-        results(op.schema().returns().size()),
-        is_embedding(op.operator_name().name == "aten::embedding"),
-        original(op.getComputedKernelForDispatchKey(DispatchKey::CUDA)) {}
+// SafeKernelFunction calls what it holds with boxed arguments only. This names its private member: an explicit instantiation
+// may, by the language's rules.
+using Safe = c10::SafeKernelFunction;
+using Held = c10::KernelFunction Safe::*;
+Held kernel_of(const Safe&);
+template <Held member>
+struct Open {
+  friend Held kernel_of(const Safe&) { return member; }
+};
+template struct Open<&Safe::kernel_>;
 
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
-    if (has_new) watch_new();
-    Values inputs = torch::jit::last(*stack, arguments);
+// An operator that was begun. Ends it.
+struct Running {
+  Known& found;
+  Touches touches{};  // what it touches, if it was not estimated
+  bool has_ended = false;
+
+  ~Running() {
+    if (!has_ended) end(nullptr, 0);
+  }
+  void returned(Values results) {
+    Touches written = find_touched(results);
+    keep_accessed(found.results, written);
+    end(written.data(), written.size());
+  }
+  [[gnu::always_inline]] void returned(const at::Tensor& result) {
+    Touch written = {0, (double)result.nbytes(), 0, -1, 0, 1};
+    bool is_touched = found.results[0] == 'w' && written.bytes >= SMALLEST;
+    if (is_touched) written.place = place_of(result);
+    end(&written, is_touched);
+  }
+
+ private:
+  void end(const Touch* written, int count) {
+    has_ended = true;
+    if (virtual_gpu_thread.pending) settle();
+    else virtual_gpu_end_operator(written, count);
+  }
+  // Puts the kernels on their streams that were launched before the operator was estimated.
+  [[gnu::cold]] void settle() {
+    Operation* what = found.what;
+    if (what->took_ns < 0) {
+      int64_t stopped = virtual_gpu_stop_clock();
+      at::RecordFunctionGuard unseen(false);  // profilers shall not see the operators that estimating runs
+      estimate(what, found.inputs.c_str(), virtual_gpu_products());
+      virtual_gpu_go_on(stopped);
+    }
+    if (what->accesses) learn_accesses(found, touches);
+    else touches.clear();
+    virtual_gpu_place_pending(touches.data(), places_of(touches).data(), touches.size());
+  }
+};
+
+// Stands in front of an operator's CUDA kernel.
+class Watch : public c10::OperatorKernel {
+ protected:
+  Watch(const c10::OperatorHandle& op) : op(op), original(op.getComputedKernelForDispatchKey(DispatchKey::CUDA)) {}
+
+  // `run` runs the kernel and returns its results.
+  template <class Inputs, class Run>
+  std::invoke_result_t<Run> watch(const Inputs& inputs, Run run) {
     Thread& thread = virtual_gpu_thread;
-    // operators that one calls which was described are not
+    if (thread.runs) return run();  // operators that one calls which was described are not
+    if (has_new) [[unlikely]] watch_new();
     Known* last = (Known*)thread.last;
-    Known* found = thread.runs ? nullptr : describe(op, inputs, last);
-    if (!found) return original.callBoxed(op, keys, stack);
+    Known* found = describe(inputs, last);
+    if (!found) return run();
     __builtin_prefetch(found->what);
     if (last) last->next.store(found, std::memory_order_release);
     thread.last = found;
     __builtin_prefetch(found->next.load(std::memory_order_relaxed));
-    Touches touches;  // of an operator that was not estimated: these are gone when it returns
-    if (!found->touched) touches = find_touched(inputs);
-    if (!found->touched && found->what->accesses) learn_accesses(*found, touches);
-    virtual_gpu_begin_operator(found->what, found->touched ? missed_share(found->what, touched_by(*found, inputs)) : 0);
-    try {
-      original.callBoxed(op, keys, stack);
-    } catch (...) {
-      end(*found, touches);
-      throw;
-    }
-    end(*found, touches);
-    if (!found->touched) return;
-    Touches written = find_touched(torch::jit::last(*stack, results));
-    keep_accessed(found->results, written);
-    found->what->results = virtual_gpu_results(written.data(), written.size());
+    const Touch* touched = found->touched.load(std::memory_order_acquire);
+    if (!touched) [[unlikely]] touched = learn(*found, inputs);
+    if (!touched) [[unlikely]] return watch_unknown(*found, inputs, run);
+    Places places;
+    for (int i = 0; i < found->num_touched; i++) places.push_back(place_of(inputs.tensor(touched[i].argument, touched[i].item)));
+    virtual_gpu_begin_operator(found->what, touched, places.data(), places.size());
+    Running running{*found};
+    std::invoke_result_t<Run> results = run();
+    running.returned(results);
+    return results;
   }
+
+  const c10::OperatorHandle op;
+  const c10::SafeKernelFunction original;
 
  private:
   // Null for tensors that stand for others: the operators on those are described instead.
-  Known* describe(const c10::OperatorHandle& op, Values inputs, const Known* last) const {
+  template <class Inputs>
+  [[gnu::always_inline]] Known* describe(const Inputs& inputs, const Known* last) const {
     // whether a checkpointed block runs again: within backward, and recording operators for it
     bool again = c10::GradMode::is_enabled() && torch::autograd::get_current_node().get() != nullptr;
     uint64_t hash = (uint64_t)this + again;
-    if (is_embedding) count_tokens(inputs);
-    for (const IValue& value : inputs)
-      if (!mix_value(hash, value)) return nullptr;
+    if (!inputs.mix_into(hash)) return nullptr;
     Known* found = last ? last->next.load(std::memory_order_acquire) : nullptr;
     if (found && found->hash == hash) return found;
-    std::atomic<Known*>& place = known[hash % std::size(known)];
-    found = place;
-    if (found && found->hash == hash) return found;
+    found = known[hash % std::size(known)];
+    return found && found->hash == hash ? found : describe(Values(inputs.boxed()), hash, again);
+  }
+  [[gnu::cold]] Known* describe(Values inputs, uint64_t hash, bool again) const {
     std::lock_guard<std::mutex> guard(lock);
-    found = place;
+    std::atomic<Known*>& place = known[hash % std::size(known)];
+    Known* found = place;
     if (found && found->hash != hash) found = known_besides[hash];
     if (found) return found;
     found = new_known();
@@ -267,24 +202,90 @@ class Watch final : public c10::OperatorKernel {
     else known_besides[hash] = found;
     return found;
   }
-  // Puts the kernels on their streams that were launched before the operator was estimated, which touch these.
-  static void end(Known& found, Touches& touches) {
-    if (!virtual_gpu_end_operator()) return;
-    Operation* what = found.what;
-    if (what->took_ns < 0) {
-      int64_t stopped = virtual_gpu_stop_clock();
-      at::RecordFunctionGuard unseen(false);  // profilers shall not see the operators that estimating runs
-      estimate(what, found.inputs.c_str(), virtual_gpu_products());
-      virtual_gpu_go_on(stopped);
-    }
-    if (what->accesses) learn_accesses(found, touches);
-    virtual_gpu_place_pending(what->accesses ? missed_share(what, touches) : 0);
+  // What an operator touches, if it was estimated since, for another description of the same.
+  template <class Inputs>
+  [[gnu::cold]] static const Touch* learn(Known& found, const Inputs& inputs) {
+    if (!found.what->accesses) return nullptr;
+    Touches touches = find_touched(Values(inputs.boxed()));
+    learn_accesses(found, touches);
+    return found.touched;
+  }
+  // For an operator that was not estimated, or whose estimate says nothing of what it touches, which is found before: its
+  // arguments are gone when it returns.
+  template <class Inputs, class Run>
+  [[gnu::cold]] static std::invoke_result_t<Run> watch_unknown(Known& found, const Inputs& inputs, Run run) {
+    Running running{found, find_touched(Values(inputs.boxed()))};
+    virtual_gpu_begin_operator(found.what, nullptr, nullptr, 0);
+    return run();
+  }
+};
+
+struct BoxedWatch final : Watch {
+  BoxedWatch(const c10::OperatorHandle& op)
+      : Watch(op),
+        arguments(op.schema().arguments().size()),
+        results(op.schema().returns().size()),
+        is_embedding(op.operator_name().name == "aten::embedding") {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+    Values inputs = torch::jit::last(*stack, arguments);
+    if (is_embedding && !virtual_gpu_thread.runs) count_tokens(inputs);
+    watch(Boxed{inputs}, [&] {
+      original.callBoxed(op, keys, stack);
+      return Values(torch::jit::last(*stack, results));
+    });
   }
 
+ private:
   const unsigned short arguments, results;  // how many
   const bool is_embedding;
-  const c10::SafeKernelFunction original;
 };
+
+// For the operators that are called most: to box their arguments takes longer than to describe them.
+template <class Type>
+struct UnboxedWatch;
+template <class Result, class... Arguments>
+struct UnboxedWatch<Result(Arguments...)> final : Watch {
+  UnboxedWatch(const c10::OperatorHandle& op) : Watch(op) {}
+  Result operator()(c10::DispatchKeySet keys, Arguments... arguments) {
+    Unboxed<std::decay_t<Arguments>...> inputs{{arguments...}};
+    return watch(inputs, [&]() -> Result {
+      return (original.*kernel_of(original)).template call<Result, Arguments...>(op, keys, arguments...);
+    });
+  }
+};
+template <class Type>
+c10::KernelFunction unboxed(const c10::OperatorHandle& op) {
+  op.typed<Type>();  // an error where its kernels are called otherwise
+  return c10::KernelFunction::makeFromUnboxedFunctor<false, UnboxedWatch<Type>>(std::make_unique<UnboxedWatch<Type>>(op));
+}
+// The types of an operator's arguments and of its result; a "!" behind those that it writes to.
+std::string type_of(const c10::FunctionSchema& schema) {
+  std::string type;
+  for (const auto* part : {&schema.arguments(), &schema.returns()}) {
+    type += part == &schema.returns() ? "->" : "";
+    for (const auto& each : *part) type += each.type()->str() + (each.alias_info() && each.alias_info()->isWrite() ? "! " : " ");
+  }
+  return type;
+}
+c10::KernelFunction watch(const c10::OperatorHandle& op) {
+  using Read = const at::Tensor&;
+  using Written = at::Tensor&;
+  using Number = const at::Scalar&;
+  using Maker = c10::KernelFunction (*)(const c10::OperatorHandle&);
+  static const std::unordered_map<std::string, Maker> makers = {
+      {"Tensor ->Tensor ", unboxed<at::Tensor(Read)>},
+      {"Tensor Tensor ->Tensor ", unboxed<at::Tensor(Read, Read)>},
+      {"Tensor Scalar ->Tensor ", unboxed<at::Tensor(Read, Number)>},
+      {"Tensor Tensor Scalar ->Tensor ", unboxed<at::Tensor(Read, Read, Number)>},
+      {"Tensor! ->Tensor! ", unboxed<Written(Written)>},
+      {"Tensor! Tensor ->Tensor! ", unboxed<Written(Written, Read)>},
+      {"Tensor! Scalar ->Tensor! ", unboxed<Written(Written, Number)>},
+      {"Tensor! Tensor Scalar ->Tensor! ", unboxed<Written(Written, Read, Number)>},
+      {"Tensor! Tensor bool ->Tensor! ", unboxed<Written(Written, Read, bool)>},
+  };
+  auto found = op.operator_name().name.starts_with("aten::") ? makers.find(type_of(op.schema())) : makers.end();
+  return found != makers.end() ? found->second(op) : c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<BoxedWatch>(op));
+}
 
 // Whether its kernels are to be described.
 bool launches(const c10::OperatorHandle& op) {
@@ -292,6 +293,9 @@ bool launches(const c10::OperatorHandle& op) {
   if (name.find("c10d") != std::string::npos) return false;  // nccl.c puts it on the stream itself
   for (auto without : {"aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::_local_scalar_dense"})
     if (name.starts_with(without)) return false;
+  // these call others, copy_ and fill_, which are described
+  for (auto calls : {"aten::_to_copy", "aten::clone", "aten::zero_", "aten::zeros", "aten::ones", "aten::full"})
+    if (name.starts_with(calls)) return false;
   for (const auto& result : op.schema().returns())  // a view launches nothing
     if (result.alias_info() && !result.alias_info()->isWrite()) return false;
   for (auto key : {DispatchKey::CUDA, DispatchKey::CompositeExplicitAutograd,
@@ -332,8 +336,7 @@ void watch_new() {
     auto op = dispatcher.findSchema(name);
     if (op && launches(*op))
       registered.push_back(dispatcher.registerImpl(
-          name, DispatchKey::CUDA, c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Watch>(*op)), std::nullopt,
-          nullptr, "the virtual GPU's clock"));
+          name, DispatchKey::CUDA, watch(*op), std::nullopt, nullptr, "the virtual GPU's clock"));
     else if (op)
       unwatched.push_back(name);  // until another library gives it a kernel
   }

@@ -36,6 +36,7 @@ static void find_visible(void) {
 }
 int virtual_gpu_count(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
+  if (__builtin_expect(num_visible, 1)) return num_visible;
   pthread_once(&once, find_visible);
   return num_visible;
 }

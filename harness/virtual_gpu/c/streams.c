@@ -73,6 +73,7 @@ static Capture capture_of(cudaStream_t stream) {
   pthread_mutex_unlock(&lock);
   return found;
 }
+int virtual_gpu_is_capturing(void) { return num_capturing; }
 int virtual_gpu_keeps(Operation* what, const Kernel* kernel, cudaStream_t stream, int64_t took_ns) {
   if (!num_capturing) return 0;
   Graph* graph = NULL;

@@ -1,4 +1,4 @@
-// What clock.c and streams.c use of each other.
+// What clock.c, launches.c and streams.c use of each other.
 #pragma once
 #include "clock.h"
 
@@ -29,3 +29,17 @@ void virtual_gpu_wait_until(int64_t moment);
 int64_t virtual_gpu_device_done(int device);
 void virtual_gpu_is_timed(void);  // the program asks for a time: the clock starts
 int virtual_gpu_is_pinned(const void* pointer);  // whether it points to pinned memory of the host
+int virtual_gpu_is_capturing(void);   // whether any stream is
+
+// For launches.c. The streams' times are under a lock; `hold` also finds the times of what is queued.
+void virtual_gpu_lock(void);
+void virtual_gpu_hold(void);
+void virtual_gpu_unlock(void);
+void virtual_gpu_drain(void);  // with the lock held: launches.c finds the times of what it has queued
+// Puts work of `took` ns on the stream, with the lock held. `arrives`: when the host's launch reaches the device.
+void virtual_gpu_place(Operation* what, cudaStream_t stream, int device, int64_t took, int64_t arrives);
+// The same without the lock, for profilers and graphs too.
+void virtual_gpu_work(Operation* what, const Kernel* kernel, cudaStream_t stream, int64_t took, int64_t arrives);
+void virtual_gpu_find_estimate(Operation* what);  // of work that no operator launched
+int64_t virtual_gpu_bare_ns(void);                // of a kernel that moves nothing
+int64_t virtual_gpu_arrival(void);                // when a launch reaches the device that the host does now

@@ -33,7 +33,8 @@ class Operation(ctypes.Structure):
         ("took_ns", ctypes.c_int64),
         ("held_ns", ctypes.c_int64),
         ("missed_ns", ctypes.c_int64),
-        ("results", ctypes.c_double * 2),
+        ("takes", ctypes.c_int64),
+        ("results", ctypes.c_float * 2),
         ("calls", ctypes.c_uint64),
         ("total_ns", ctypes.c_int64),
         ("kernels", ctypes.c_int),
@@ -260,6 +261,5 @@ def _shown(each):
 
 def _tokens():
     """Tokens that the program has looked up in its largest embedding so far."""
-    library = ctypes.CDLL(None)
-    library.virtual_gpu_tokens.restype = ctypes.c_int64
-    return library.virtual_gpu_tokens()
+    _C.virtual_gpu_tokens.restype = ctypes.c_int64
+    return _C.virtual_gpu_tokens()
