@@ -255,12 +255,14 @@ struct UnboxedWatch<Result(Arguments...)> final : Watch {
 };
 template <class Type>
 c10::KernelFunction unboxed(const c10::OperatorHandle& op) {
-  op.typed<Type>();  // an error where its kernels are called otherwise
+  op.typed<Type>();  // raises an error where its kernels are called otherwise
   return c10::KernelFunction::makeFromUnboxedFunctor<false, UnboxedWatch<Type>>(std::make_unique<UnboxedWatch<Type>>(op));
 }
-// The types of an operator's arguments and of its result; a "!" behind those that it writes to.
+// The types of an operator's arguments and of its result; a "!" behind those that it writes to. Only PyTorch's own operators
+// are sure to be called as their types say: "" for others.
 std::string type_of(const c10::FunctionSchema& schema) {
   std::string type;
+  if (!schema.name().starts_with("aten::")) return type;
   for (const auto* part : {&schema.arguments(), &schema.returns()}) {
     type += part == &schema.returns() ? "->" : "";
     for (const auto& each : *part) type += each.type()->str() + (each.alias_info() && each.alias_info()->isWrite() ? "! " : " ");
@@ -283,8 +285,12 @@ c10::KernelFunction watch(const c10::OperatorHandle& op) {
       {"Tensor! Tensor Scalar ->Tensor! ", unboxed<Written(Written, Read, Number)>},
       {"Tensor! Tensor bool ->Tensor! ", unboxed<Written(Written, Read, bool)>},
   };
-  auto found = op.operator_name().name.starts_with("aten::") ? makers.find(type_of(op.schema())) : makers.end();
-  return found != makers.end() ? found->second(op) : c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<BoxedWatch>(op));
+  auto found = makers.find(type_of(op.schema()));
+  try {
+    if (found != makers.end()) return found->second(op);
+  } catch (const c10::Error&) {  // in another release of PyTorch
+  }
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<BoxedWatch>(op));
 }
 
 // Whether its kernels are to be described.
