@@ -9,10 +9,8 @@
 #include "activity.h"
 
 #include <cuda_runtime_api.h>
-#include <library_types.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -155,11 +153,10 @@ static Timeline* timeline_of(cudaStream_t stream, int device) {
   timelines[num_timelines] = (Timeline){.stream = stream, .device = device};
   return &timelines[num_timelines++];
 }
-static void hold(void) {
+void virtual_gpu_hold(void) {
   pthread_mutex_lock(&lock);
   virtual_gpu_drain();
 }
-void virtual_gpu_hold(void) { hold(); }
 void virtual_gpu_lock(void) { pthread_mutex_lock(&lock); }
 void virtual_gpu_unlock(void) { pthread_mutex_unlock(&lock); }
 // `link`: of a copy to or from the host, when its direction of the link is free.
@@ -191,7 +188,7 @@ static void put(Operation* what, const Kernel* kernel, cudaStream_t stream, int6
                 const Copy* copy) {
   if (virtual_gpu_keeps(what, kernel, stream, took)) return;
   int device = virtual_gpu_current();
-  hold();
+  virtual_gpu_hold();
   Timeline* line = timeline_of(stream, device);
   int64_t begins = place(what, line, took, arrives, link), ends = line->done;
   int number = line->stream ? 13 + (int)(line - timelines) : 7;  // as CUPTI counts streams
@@ -227,7 +224,7 @@ void virtual_gpu_copied(const void* to, const void* from, size_t size, void* str
 // ---- for streams.c
 
 int64_t virtual_gpu_stream_done(cudaStream_t stream, int* with_network, int64_t* worked) {
-  hold();
+  virtual_gpu_hold();
   Timeline* line = timeline_of(stream, virtual_gpu_current());
   int64_t done = later(line->done, line->waits_until);
   *worked = later(line->worked, line->works_after);
@@ -236,7 +233,7 @@ int64_t virtual_gpu_stream_done(cudaStream_t stream, int* with_network, int64_t*
   return later(done, virtual_gpu_now() + launch_ns);
 }
 void virtual_gpu_stream_waits(cudaStream_t stream, int64_t moment, int for_network, int64_t worked) {
-  hold();
+  virtual_gpu_hold();
   Timeline* line = timeline_of(stream, virtual_gpu_current());
   if (moment > line->waits_until) line->waits_until = moment, line->waits_for_network = for_network;
   line->works_after = later(line->works_after, worked);
@@ -246,7 +243,7 @@ void virtual_gpu_wait_until(int64_t moment) {
   if (estimate) wait_until(moment);
 }
 int64_t virtual_gpu_given_until(cudaStream_t stream) {
-  hold();
+  virtual_gpu_hold();
   Timeline* line = timeline_of(stream, virtual_gpu_current());
   int64_t done = later(line->done, line->waits_until);
   pthread_mutex_unlock(&lock);
@@ -254,7 +251,7 @@ int64_t virtual_gpu_given_until(cudaStream_t stream) {
 }
 int64_t virtual_gpu_device_done(int device) {
   int64_t done = 0;
-  hold();
+  virtual_gpu_hold();
   for (int i = 0; i < num_timelines; i++)
     if (timelines[i].device == device) done = later(done, later(timelines[i].done, timelines[i].waits_until));
   pthread_mutex_unlock(&lock);
@@ -263,7 +260,7 @@ int64_t virtual_gpu_device_done(int device) {
 // The same, counted from 0, for a host that is never late: the time that the device needs for all its work.
 int64_t virtual_gpu_device_worked(int device) {
   int64_t worked = 0;
-  hold();
+  virtual_gpu_hold();
   for (int i = 0; i < num_timelines; i++)
     if (timelines[i].device == device) worked = later(worked, timelines[i].worked);
   pthread_mutex_unlock(&lock);
@@ -272,14 +269,14 @@ int64_t virtual_gpu_device_worked(int device) {
 
 // ---- for Python: what a device did
 void virtual_gpu_account(int device, Account* to) {
-  hold();
+  virtual_gpu_hold();
   *to = accounts[virtual_gpu_slot(device) & 63];
   pthread_mutex_unlock(&lock);
 }
 // A step has ended: the calls of operations since the end of the step before are that step's. Returns their FLOPs.
 double virtual_gpu_end_step(void) {
   double flops = 0;
-  hold();
+  virtual_gpu_hold();
   for (int i = 0; i < num_operations; i++) {
     Operation* what = all[i];
     what->step_calls = what->calls - what->calls_before, what->step_ns = what->total_ns - what->ns_before;

@@ -68,6 +68,7 @@ void learn_accesses(Known& found, Touches& touches) {
   std::copy(touches.begin(), touches.end(), to);
   found.touched = to;
 }
+
 // Tokens that the program has looked up in its largest embedding, which has this many rows.
 std::atomic<int64_t> rows, tokens;
 void count_tokens(Values inputs) {
@@ -297,11 +298,10 @@ c10::KernelFunction watch(const c10::OperatorHandle& op) {
 bool launches(const c10::OperatorHandle& op) {
   const std::string& name = op.operator_name().name;
   if (name.find("c10d") != std::string::npos) return false;  // nccl.c puts it on the stream itself
-  for (auto without : {"aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::_local_scalar_dense"})
+  for (auto without : {"aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::_local_scalar_dense",
+                       // these call copy_ or fill_, which is described
+                       "aten::_to_copy", "aten::clone", "aten::zero_", "aten::zeros", "aten::ones", "aten::full"})
     if (name.starts_with(without)) return false;
-  // these call others, copy_ and fill_, which are described
-  for (auto calls : {"aten::_to_copy", "aten::clone", "aten::zero_", "aten::zeros", "aten::ones", "aten::full"})
-    if (name.starts_with(calls)) return false;
   for (const auto& result : op.schema().returns())  // a view launches nothing
     if (result.alias_info() && !result.alias_info()->isWrite()) return false;
   for (auto key : {DispatchKey::CUDA, DispatchKey::CompositeExplicitAutograd,
