@@ -21,6 +21,13 @@ RECIPES: dict[str, dict[str, Any]] = {
     "full": {"gradient_accumulation_steps": 2},
     "lora": {"adapter": "lora", "seq_len": 256, "gradient_checkpointing": True, "precision": "bf16-mixed"},
     "in backward": {"optimizer_in_backward": True, "precision": "bf16"},
+    "qlora": {
+        "adapter": "lora",
+        "quantization": "nf4",
+        "precision": "bf16-mixed",
+        "upcast_for_kbit": True,
+        "gradient_checkpointing": True,
+    },
 }
 
 
