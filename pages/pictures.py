@@ -27,7 +27,6 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 DATA, PICTURES = DOCS / "data", DOCS / "pictures"
 BUILD = DOCS.parent / "build" / "docs"
 TIMELINE = "harness simulate llama-3.2-1b-bf16 hardware=h100 --out step"
-REPORT = "harness report step --png pictures"
 CHARTS = ("timeline", "phases", "roofline", "answers")
 """Of the report, those that the guide shows."""
 MODULES = 8
