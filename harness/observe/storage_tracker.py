@@ -25,8 +25,8 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 Frame = tuple[CodeType, int]
 """A code object and a line number: enough for a file, a function and a line, and cheap to keep."""
 MAX_FRAMES = 32
-"""How many frames of a stack are kept, the innermost ones. An operator of a QLoRA layer that is checkpointed is
-25 calls deep in the training step, with transformers 5.24 29."""
+"""How many frames of a stack are kept, the innermost ones. An operator of a QLoRA layer that is checkpointed
+is 25 calls deep in the training step, with transformers 5.24 29."""
 _resize = torch.UntypedStorage.resize_
 _SKIPPED = (__file__, nn_module.__file__)
 """Files whose frames are left out: every call of a module has three in torch.nn.modules.module."""
