@@ -76,7 +76,10 @@ def prepare(name: str, size: Size, folder: Path) -> None:
     if program.makes is not None:
         make = f"from benchmarks.virtual_gpu.repositories import {program.makes.__name__} as make"
         code = f"from pathlib import Path; {make}; make(Path({str(folder / 'rows')!r}))"
-        subprocess.run([PYTHON, "-c", code], cwd=folder, env=environment(name))
+        surroundings = environment(name)
+        paths = str(PACKAGE.parent), surroundings.get("PYTHONPATH")  # where `benchmarks` is, from any folder
+        surroundings["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        subprocess.run([PYTHON, "-c", code], cwd=folder, env=surroundings, check=True)
 
 
 def environment(name: str) -> dict[str, str]:
