@@ -76,10 +76,8 @@ def prepare(name: str, size: Size, folder: Path) -> None:
     if program.makes is not None:
         make = f"from benchmarks.virtual_gpu.repositories import {program.makes.__name__} as make"
         code = f"from pathlib import Path; {make}; make(Path({str(folder / 'rows')!r}))"
-        surroundings = environment(name)
-        paths = str(PACKAGE.parent), surroundings.get("PYTHONPATH")  # where `benchmarks` is, from any folder
-        surroundings["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        subprocess.run([PYTHON, "-c", code], cwd=folder, env=surroundings, check=True)
+        # from where `benchmarks` is
+        subprocess.run([PYTHON, "-c", code], cwd=PACKAGE.parent, env=environment(name), check=True)
 
 
 def environment(name: str) -> dict[str, str]:
