@@ -36,6 +36,10 @@ class Device:
         self.device_bytes = device_bytes or capacity_bytes or kDefaultDeviceBytes
         self.used_bytes = 0
         """The physical memory that is held: what is reserved, in whole pages of the device."""
+        self.most_used_bytes = 0
+        """The most that was held at once."""
+        self.has_refused = False
+        """Whether there ever was too little memory, whatever the allocator then did."""
         self.segments: dict[int, Segment] = {}
         """The segments by address."""
         self.segment, self.reserved_bytes, self.oversize_segments = Stat(), Stat(), Stat()
@@ -79,6 +83,8 @@ class Device:
         else:
             taken = self.capacity_bytes is None or self.used_bytes + pages <= self.capacity_bytes
         self.used_bytes += pages * taken
+        self.most_used_bytes = max(self.most_used_bytes, self.used_bytes)
+        self.has_refused = self.has_refused or not taken
         return taken
 
     def _count(self, pool: BlockPool, size: int) -> None:

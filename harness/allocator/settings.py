@@ -58,6 +58,12 @@ class Settings:
         """Requests and blocks of at least so many bytes are oversize: see max_split_size_bytes."""
         return self.max_split_size_bytes or sys.maxsize
 
+    @property
+    def depend_on_memory(self) -> bool:
+        """Whether the allocator does other things on a device with more memory though it is never refused
+        any: the addresses of an expandable segment are 9/8 of the device's memory."""
+        return self.expandable_segments or self.per_process_memory_fraction < 1
+
 
 def settings_from_environment(environment: Mapping[str, str], torch_version: str = "2.13") -> Settings:
     """The settings that a CUDA process with this environment would have. Raises InputError."""

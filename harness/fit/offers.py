@@ -132,10 +132,8 @@ def estimated(recipe: Recipe, device: Hardware) -> Offer:
 
 def simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Offer:
     """The offer by simulation. If the step does not fit, it has what the step needs with plenty of memory."""
-    profile = simulations.on(device, recipe)
-    fits = profile.oom is None
-    if not fits:
-        profile = simulations.on(with_memory(device, PLENTY_BYTES), recipe)
+    fits = simulations.fits(device, recipe)
+    profile = simulations.on(device if fits else with_memory(device, PLENTY_BYTES), recipe)
     step = profile.step
     needed = profile.memory.process_bytes or 0
     offer = _offer(device, needed, step.tokens_per_s, step.bound, fits)

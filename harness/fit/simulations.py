@@ -107,6 +107,11 @@ class Simulations:
         self._learn(recipe)
         return self.formula(recipe).profile(recipe, device, self.settings)
 
+    def fits(self, device: Hardware, recipe: Recipe) -> bool:
+        """Whether a step fits on `device`, one of `devices`."""
+        self._learn(recipe)
+        return self.formula(recipe).fits(recipe, device, self.settings)
+
     def expected(self, recipe: Recipe) -> StepProfile | None:
         """The profile by the formula, exact or a guess, and never simulated; None where no formula holds."""
         return None if self.least_bytes(recipe) is None else self._profile(recipe, self.hardware)
@@ -359,3 +364,4 @@ def _simulate_into_cache(share: list[tuple[Simulations, Recipe]]) -> None:
     for simulations, recipe in share:
         with suppress(InputError):
             simulations.timed(recipe)
+            simulations.keep()

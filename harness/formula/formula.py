@@ -274,18 +274,39 @@ class Formula:
         memory.fragmentation_bytes = found.reserved_bytes - found.allocated_bytes
         return profile
 
+    def fits(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> bool:
+        """Whether the step fits on the device, exact or a guess. Raises ValueError as `profile` does.
+
+        Where there is far too little memory, it takes a tenth of the time of `profile`.
+        """
+        if self._known_outcome(recipe, hardware, settings) is None:
+            least = self.least_bytes(point_of(recipe))
+            if least is not None and least > _capacity_bytes(hardware):
+                return False
+        return self._outcome(recipe, hardware, settings).out_of_memory is None
+
     def _outcome(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> Outcome:
-        """The outcome on a device of this memory; replayed unless `outcomes` has it."""
-        memory = f"{hardware.memory_bytes} {hardware.calibration.cuda_context_bytes} {settings}"
-        key = _name(memory, recipe)
-        if key not in self.outcomes:
+        """The outcome on a device of this memory; replayed unless it is known."""
+        found = self._known_outcome(recipe, hardware, settings)
+        if found is None:
+            key = _outcome_name(recipe, hardware, settings)
             log = self.requests(point_of(recipe))
             if log is None:
                 raise ValueError(f"nothing is known of {key}")
-            found = outcome_of(log, recipe, hardware, settings)
+            outcome = outcome_of(log, recipe, hardware, settings)
             self.changed = True
-            self.outcomes[key] = {"point": point_of(recipe), **found.as_json()}
-        return Outcome.from_json(self.outcomes[key])
+            self.outcomes[key] = found = {"point": point_of(recipe), **outcome.as_json()}
+        return Outcome.from_json(found)
+
+    def _known_outcome(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> dict[str, Any] | None:
+        """What was replayed with as much memory, or with another amount, of which no more was used than the
+        device has: then all happens in the same way. None where nothing was."""
+        known = self.outcomes.get(_outcome_name(recipe, hardware, settings))
+        if known is not None or settings.depend_on_memory:
+            return known
+        same, capacity = f" {settings} {_sizes(recipe)}", _capacity_bytes(hardware)
+        others = (found for name, found in self.outcomes.items() if name.endswith(same))
+        return next((one for one in others if (one.get("most_used") or capacity + 1) <= capacity), None)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -332,10 +353,19 @@ def point_of(recipe: Recipe) -> Point:
 
 def outcome_of(log: RequestLog, recipe: Recipe, hardware: Hardware, settings: Settings) -> Outcome:
     """The outcome of `log` on `hardware`, with as many steps as a measurement of `recipe` has."""
-    context = hardware.calibration.cuda_context_bytes
     steps = sum(mark.what == "step" for mark in log.marks)
     repeats = max(0, recipe.measured_steps - steps)
-    return outcome(log, settings, hardware.memory_bytes - context, hardware.memory_bytes, repeats)
+    return outcome(log, settings, _capacity_bytes(hardware), hardware.memory_bytes, repeats)
+
+
+def _capacity_bytes(hardware: Hardware) -> int:
+    """What the allocator can take of the device's memory."""
+    return hardware.memory_bytes - hardware.calibration.cuda_context_bytes
+
+
+def _outcome_name(recipe: Recipe, hardware: Hardware, settings: Settings) -> str:
+    """A name for all that an outcome depends on beside the requests."""
+    return _name(f"{hardware.memory_bytes} {hardware.calibration.cuda_context_bytes} {settings}", recipe)
 
 
 def _name(device: str, recipe: Recipe) -> str:

@@ -26,6 +26,8 @@ class Outcome:
     """The phase that was entered last."""
     out_of_memory: AllocatorOutOfMemory | None = None
     """The request that failed; None where everything fitted."""
+    most_used_bytes: int | None = None
+    """The most memory of the device that was held at once; None where any was refused, and in older files."""
 
     @property
     def allocated_bytes(self) -> int:
@@ -51,6 +53,7 @@ class Outcome:
             "phases": self.phases,
             "phase": self.phase,
             "out_of_memory": error and error.numbers,
+            "most_used": self.most_used_bytes,
         }
 
     @classmethod
@@ -59,7 +62,8 @@ class Outcome:
         phases = {name: (allocated, reserved) for name, (allocated, reserved) in document["phases"].items()}
         numbers = document["out_of_memory"]
         error = AllocatorOutOfMemory(*numbers) if numbers else None
-        return cls(document["setup"], document["first"], phases, document["phase"], error)
+        most = document.get("most_used")
+        return cls(document["setup"], document["first"], phases, document["phase"], error, most)
 
     def note(self, phase: str, allocated: int, reserved: int) -> None:
         """Raise the peaks of `phase` to those of another time through it, where these are larger."""
@@ -103,6 +107,8 @@ def outcome(
             found.note(name, allocated, reserved)
     except AllocatorOutOfMemory as error:
         found.out_of_memory = error
+    if not allocator.device.has_refused:
+        found.most_used_bytes = allocator.device.most_used_bytes
     return found
 
 

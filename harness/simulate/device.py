@@ -170,34 +170,22 @@ class SimulatedDevice(StorageTracker):
         backward = self.memory.phase == "backward"
         module = self.memory.module or (self.paths.of_last_node if backward else "")
         recomputing = backward and self.paths.in_module
+        given: list[int] = []
+        """The storages that it reads, where some are in the host's memory."""
+        if self.on_host:
+            given = [key for tensor in tensors_in(args) if (key := self.key_of(tensor)) is not None]
+        there = [key in self.on_host for key in given]
+        is_copy = func._overloadpacket is aten.copy_ and len(given) == 2 and there[0] != there[1]
         for clock, cost, held_share in zip(self.clocks, costs, held_shares, strict=True):
             clock.recomputing = recomputing
-            if self.on_host:
-                self._clock_with_host(clock, cost, func, args, module, held_share)
-            else:
-                clock.launch(cost, module=module, held_share=held_share)
-
-    def _clock_with_host(
-        self,
-        clock: SimulatedTime,
-        cost: Cost,
-        func: Any,
-        args: Any,
-        module: str,
-        held_share: float | None,
-    ) -> None:
-        """The same of one clock, where some storages are in the host's memory."""
-        given = [key for tensor in tensors_in(args) if (key := self.key_of(tensor)) is not None]
-        there = [key in self.on_host for key in given]
-        if func._overloadpacket is aten.copy_ and len(given) == 2 and there[0] != there[1]:
-            non_blocking = len(args) > 2 and args[2]
-            target, source = given
-            waits, beside = not non_blocking, is_beside()
-            clock.copy(args[0].nbytes, there[0], source, target, beside=beside, waits=waits)
-        elif there and all(there):
-            clock.work_on_host(cost, given)
-        else:  # unified memory (paged optimizers) stays on the device while there is room
-            clock.launch(cost, given, module, held_share)
+            if is_copy:
+                target, source = given
+                waits, beside = not (len(args) > 2 and args[2]), is_beside()  # the third: non_blocking
+                clock.copy(args[0].nbytes, there[0], source, target, beside=beside, waits=waits)
+            elif there and all(there):
+                clock.work_on_host(cost, given)
+            else:  # unified memory (paged optimizers) stays on the device while there is room
+                clock.launch(cost, given, module, held_share)
 
     def synchronize(self) -> None:
         """torch.cuda.synchronize: the host waits until everything that was launched is done."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import harness.formula.formula
 from harness.allocator import parse_settings
 from harness.fit import derive
 from harness.formula import Formula, in_dimensions, load, point_of, radix_sort_scratch, save, terms_at_peak
@@ -114,6 +115,46 @@ def test_with_less_memory_it_runs_out_where_the_simulation_does() -> None:
         assert numbers(by_formula(formula, asked, device)) == numbers(simulated)
         outcomes.add(simulated.oom is None)
     assert outcomes == {True, False}
+
+
+def test_it_is_not_replayed_where_enough_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a device with the least memory that is enough does, one with more does; and one on which not even
+    what is alive has room needs no replay either."""
+    asked, context = sized(RECIPES["lora"], Point(7, 1088)), H100.calibration.cuda_context_bytes
+    formula, replays = replace(of_lora(), outcomes={}), list[int]()
+    replay = harness.formula.formula.outcome
+
+    def counted(log, settings, capacity_bytes, *args):
+        replays.append(capacity_bytes)
+        return replay(log, settings, capacity_bytes, *args)
+
+    monkeypatch.setattr("harness.formula.formula.outcome", counted)
+    plenty = numbers(by_formula(formula, asked))
+    (found,) = formula.outcomes.values()
+    enough = with_memory(H100, context + found["most_used"])
+    assert numbers(by_formula(formula, asked, enough)) == plenty
+    assert formula.fits(asked, enough, PLAIN)
+    least = formula.least_bytes(point_of(asked)) or 0
+    assert not formula.fits(asked, with_memory(H100, context + least - 1), PLAIN)
+    assert replays == [PLENTY_BYTES - context]
+    again = replace(formula, outcomes={})
+    assert numbers(by_formula(again, asked, enough)) == plenty
+    assert [one["most_used"] for one in again.outcomes.values()] == [found["most_used"]]
+    less = with_memory(H100, enough.memory_bytes - 1)
+    assert numbers(by_formula(formula, asked, less)) == numbers(
+        simulate(asked, less, PLAIN, explain_oom=False)[0]
+    )
+    assert len(replays) == 3
+    assert formula.outcomes[[*formula.outcomes][-1]]["most_used"] is None  # it was refused some once
+
+
+@pytest.mark.parametrize("text", ["expandable_segments:True", "per_process_memory_fraction:0.5"])
+def test_it_is_replayed_where_the_allocator_asks_how_much_memory_there_is(text: str) -> None:
+    settings, asked = parse_settings(text, "2.13.0"), sized(RECIPES["lora"], Point(7, 1088))
+    formula = replace(of_lora(), outcomes={})
+    for hardware in (PLENTY, H100):
+        formula.profile(asked, hardware, settings)
+    assert len(formula.outcomes) == 2
 
 
 def test_where_the_step_is_another_it_says_nothing() -> None:
