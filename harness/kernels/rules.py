@@ -216,3 +216,12 @@ def where(script: Script, self: Any, other: Any, outputs: Outputs) -> None:
     converted = [script.take(size_of(side, dtype)) for side in sides if side.dtype != dtype]
     script.output(0)
     script.free(*reversed(converted))
+
+
+@kernel("unfold_backward")
+def unfold_backward(script: Script, outputs: Outputs, dim: int, size: int, step: int) -> None:
+    """native/UnfoldBackward.cpp and UnfoldBackward.h: where windows overlap, the positions 0, 1, 2 ... of the
+    dimension."""
+    script.output(0)
+    if step < size:
+        script.briefly(outputs[0].shape[dim] * torch.int64.itemsize)

@@ -3,6 +3,7 @@
 Each reason was read in the sources that the comments name, under pytorch's aten/src/ATen/native.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,6 +37,16 @@ def _log_sigmoid(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(args[0]), args[0].new_empty(0)
 
 
+def _laid_out_by_one_kernel(other: int) -> Callable[[Any, Any, Any], Tensor]:
+    """An activation's gradient: one kernel makes it of the gradient and the argument at position `other`, and
+    its layout follows the first of both. On meta several operators make it, with the other first."""
+
+    def result(func: Any, args: Any, kwargs: Any) -> Tensor:
+        return torch.ops.aten.sigmoid_backward(args[0], args[other])
+
+    return result
+
+
 def _initialized(func: Any, args: Any, kwargs: Any) -> Tensor:
     """A tensor filled with initial values, without filling it where no value is ever read: on meta, and in
     the adapters that peft makes in host memory and then moves.
@@ -54,11 +65,13 @@ declare(
     div_ elu eq erf erfinv exp exp_ expm1 flip floor floor_divide ge gelu gelu_backward gt hardtanh le lerp
     lerp_ log log_ log1p log_sigmoid_backward logical_and logical_and_ lt masked_fill masked_fill_ maximum
     minimum mul mul_ native_dropout_backward ne neg neg_ polar pow_ reciprocal relu remainder roll rsqrt
-    rsqrt_ rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sqrt_
-    sub sub_ tanh tanh_backward threshold_backward
+    rsqrt_ rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus sqrt sqrt_ sub sub_ tanh
+    tanh_backward threshold_backward
     """,
     nothing=ELEMENTWISE,
 )
+declare("hardtanh_backward softplus_backward", nothing=ELEMENTWISE, result=_laid_out_by_one_kernel(1))
+declare("elu_backward", nothing=ELEMENTWISE, result=_laid_out_by_one_kernel(5))
 declare("log_sigmoid_forward", nothing=ELEMENTWISE, result=_log_sigmoid)
 declare("addcmul_", nothing=ELEMENTWISE, unread=2)  # the gradient squared: both factors are the same tensor
 # cuda/Foreach*.cu, cuda/AmpKernels.cu, cuda/fused_adam_*.cu: cuda/MultiTensorApply.cuh has the addresses

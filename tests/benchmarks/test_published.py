@@ -17,7 +17,7 @@ from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.check import check_recipe
 from pages.profiles.published import errors_of
-from tests.support.napkin_oracle import keeps_workspaces
+from tests.support.releases import keeps_workspaces
 
 SEVERAL = json.loads((FOLDER / "distributed.json").read_text(encoding="utf-8"))
 LINKS = json.loads(LINKS_FILE.read_text(encoding="utf-8"))["rows"]
@@ -86,6 +86,7 @@ def test_what_virtual_gpus_made_of_rows_is_within_half_a_percent():
         assert row["emulated_bytes"] == known[row["id"]]["simulated_bytes"]
 
 
+@keeps_workspaces
 def test_napkin_answers_as_committed():
     for name, row in ROWS.items():
         assert napkin_answer(CASES[name], device_of(CASES[name])) == (
@@ -129,6 +130,7 @@ def test_fsdp1_itself_is_nearer_than_fsdp2_where_that_is_far_off(row):
         assert round(allocated, 2) == measured["peak_allocated_gib"]  # as many digits as were published
 
 
+@keeps_workspaces
 @pytest.mark.parametrize("row", SIMULATED, ids=lambda row: row["id"])
 def test_a_built_row_says_what_it_was_made_of_and_why_it_is_off(row):
     measured = float(row["peak_memory"]) * {"GB": 10**9, "GiB": 2**30}[row["unit"]]

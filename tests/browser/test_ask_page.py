@@ -17,6 +17,7 @@ from benchmarks.questions import QUESTIONS, RESULTS
 from harness.serve.server import server_of
 from pages.ask.serving import answering, files_of
 from tests.support.commands import Call
+from tests.support.releases import keeps_workspaces
 
 FOUND = json.loads(RESULTS.read_bytes())
 LIBRARIES = ("torch", "transformers", "peft")
@@ -170,6 +171,7 @@ def test_the_worked_questions_by_clicking_have_the_answers_of_the_guide(
     assert behind in " ".join(notes.split())
 
 
+@keeps_workspaces
 @pytest.mark.parametrize("name", WORKED)
 def test_the_worked_questions_by_clicking_have_the_numbers_of_napkin(
     name: str, opened: Callable[..., Asking], place: str, call: Call
@@ -190,6 +192,7 @@ def test_the_worked_questions_by_clicking_have_the_numbers_of_napkin(
     assert asking.row("tokens/s").startswith(f"{profile['step']['tokens_per_s']:,.0f} ")
 
 
+@keeps_workspaces
 def test_two_questions_side_by_side(opened: Callable[..., Asking], served: str) -> None:
     """`harness diff before after` of docs/questions.md."""
     asking = opened(served, "?recipe=llama-3.2-1b-bf16")

@@ -12,6 +12,7 @@ from harness.report import ReportRun, read_run, write_report
 from harness.step_profile import HardwareSummary, MemoryStats, StepProfile
 from harness.units import in_gib
 from tests.support.patience import again_until, hover
+from tests.support.releases import keeps_workspaces
 from tests.support.reported import HOSTILE, MIB, simulated_run, write_hand_made
 
 Open = Callable[[Path], Any]
@@ -355,6 +356,7 @@ def test_long_paths_are_broken_between_their_parts(page: Any) -> None:
     page.set_viewport_size({"width": 1600, "height": 900})
 
 
+@keeps_workspaces
 def test_what_is_there_at_the_moment_stands_beside_the_timeline(page: Any, run: ReportRun) -> None:
     assert run.history is not None
     page.click("#run0-peak")

@@ -33,6 +33,7 @@ from harness.recipe import Recipe, check_recipe
 from harness.simulate.simulated_run import simulate
 from harness.system.strict_yaml import parse_yaml
 from tests.support.long import long
+from tests.support.releases import keeps_workspaces
 from tests.support.tiny import resized, tiny
 
 MiB = 2**20
@@ -249,6 +250,7 @@ def test_a_full_size_recipe_of_which_arithmetic_says_too_much() -> None:
     assert len(rows.tried) <= 5  # of which the last is by the formula
 
 
+@keeps_workspaces
 def test_a_step_seen_at_one_size_is_spelled_in_the_dimensions_of_the_model() -> None:
     recipe, simulations = tiny(micro_batch_size=2, seq_len=96), Simulations(A100)
     simulations.simulated(recipe)
@@ -269,6 +271,7 @@ def test_scores_of_attention_have_heads_and_no_rank() -> None:
     assert re.search(r"\d+ × B·S²·N × 4 B = .*, N = 4 heads of attention$", found.sentence)
 
 
+@keeps_workspaces
 def test_pairs_are_called_so() -> None:
     recipe, simulations = tiny(task="reward", micro_batch_size=2, seq_len=96), Simulations(A100)
     simulations.simulated(recipe)
@@ -306,6 +309,7 @@ def test_a_size_that_is_no_whole_number_of_bytes_at_a_point_is_simulated_there(
     assert alone["seq_len"]
 
 
+@keeps_workspaces
 @long
 def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
     """Each of 4 GPUs has 4,096 × 64 / 4 numbers of each of 72 weights of MLPs when AdamW makes room for them
@@ -354,6 +358,7 @@ def test_it_says_what_holds_it_back_and_what_is_free_to_change(tmp_path) -> None
         )
 
 
+@keeps_workspaces
 def test_of_several_gpus_it_says_how_many_would_be_enough(tmp_path):
     """Every number is simulated here: the first that fits is the one that is named."""
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_key_value_heads": 4}

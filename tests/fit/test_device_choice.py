@@ -12,6 +12,7 @@ from harness.hardware.hardware import find_hardware, with_memory
 from harness.recipe import Recipe
 from harness.simulate import simulate
 from harness.step_profile import StepProfile
+from tests.support.releases import keeps_workspaces
 from tests.support.tiny import resized, tiny
 
 
@@ -138,6 +139,7 @@ def test_the_best_of_a_device_is_the_fastest_of_all_that_a_simulation_sees_to_fi
     assert max(map(len, table)) <= 80, text
 
 
+@keeps_workspaces
 def test_a_recipe_is_not_changed_for_a_speed_that_nobody_would_see(small, monkeypatch):
     """The loss of 264 words costs nothing; and where nothing fits, the least is what is said."""
     h100 = find_hardware("h100")
@@ -155,6 +157,7 @@ def test_a_recipe_is_not_changed_for_a_speed_that_nobody_would_see(small, monkey
     assert offer.reason == f"needs {(least or 0) / 2**30:.1f} GiB"
 
 
+@keeps_workspaces
 def test_a_device_smaller_than_what_stays_is_not_simulated(tmp_path, monkeypatch):
     """Weights and optimizer states are the same whatever runs: two kinds of devices tell of the others."""
     config = {"vocab_size": 100_000_000, "tie_word_embeddings": True, "num_hidden_layers": 1}

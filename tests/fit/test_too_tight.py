@@ -7,6 +7,7 @@ from harness.hardware.hardware import Hardware, find_hardware, with_memory
 from harness.recipe import Recipe
 from harness.simulate.simulated_run import simulate
 from harness.units import in_gib
+from tests.support.releases import keeps_workspaces
 from tests.support.tiny import tiny
 
 MiB = 2**20
@@ -27,6 +28,7 @@ def left(recipe: Recipe, hardware: Hardware, settings=PLAIN) -> int:
     return hardware.memory_bytes - hardware.calibration.cuda_context_bytes - memory.peak_reserved_bytes
 
 
+@keeps_workspaces
 def test_the_largest_size_is_too_tight_where_it_leaves_less_than_is_not_counted() -> None:
     verdicts = set[bool]()
     for mib in (100, 120, 134):
@@ -44,6 +46,7 @@ def test_the_largest_size_is_too_tight_where_it_leaves_less_than_is_not_counted(
     assert verdicts == {True, False}
 
 
+@keeps_workspaces
 def test_a_change_with_expandable_segments_says_how_much_it_leaves() -> None:
     """Of a recipe that fits with a change only where segments expand: the whole verdict is said."""
     verdicts = set[str]()

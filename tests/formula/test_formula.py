@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 import harness.formula.formula
 from harness.allocator import parse_settings
@@ -19,6 +20,7 @@ from harness.hardware import PLENTY_BYTES, find_hardware, with_memory
 from harness.recipe import Recipe, recipe_yaml
 from harness.simulate import simulate
 from harness.step_profile import StepProfile
+from harness.system import TorchRelease
 from tests.support.commands import Call
 from tests.support.long import but_for
 from tests.support.napkin_oracle import recipe_for
@@ -84,6 +86,8 @@ CORNERS = {"gpt2": [(2, 64), (12, 128), (7, 64), (3, 128)]}
 
 @pytest.mark.parametrize("name", but_for(("lora",), {n: n for n in RECIPES}))
 def test_between_the_sizes_it_was_derived_at_it_is_the_simulation_to_the_byte(name: str) -> None:
+    if name == "fused" and not TorchRelease.of(torch.__version__).keeps_cublas_workspaces:
+        pytest.skip("since PyTorch 2.15 it makes other requests at other sizes")
     recipe = RECIPES[name]
     corners = CORNERS.get(name, [(4, 1024), (24, 4096), (9, 1088), (17, 2240)])
     formula = derived(recipe, *corners)

@@ -9,11 +9,12 @@ import pytest
 
 from harness.allocator import parse_settings
 from harness.formula import Formula, load, point_of, timed_on
-from harness.formula.store import shipped_path
+from harness.formula.store import MAKE_REQUESTS, shipped_path
 from harness.hardware import Hardware, all_hardware
 from harness.recipe import Recipe
 from harness.simulate import simulate
 from harness.system import installed_version, recipes_folder
+from tests.support.releases import of_tested_releases
 
 FILES = sorted((recipes_folder() / "formulas").glob("*.json.gz"))
 HELD_AGAINST_A_SIMULATION = [file for file in FILES if ".sm_90." in file.name]
@@ -44,6 +45,7 @@ def test_there_are_some() -> None:
     assert len(FILES) > 50
 
 
+@of_tested_releases(*MAKE_REQUESTS)
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.removesuffix(".json.gz"))
 def test_it_is_found_by_what_it_is_for(file: Path) -> None:
     found = document(file)
@@ -54,6 +56,7 @@ def test_it_is_found_by_what_it_is_for(file: Path) -> None:
     ]
 
 
+@of_tested_releases(*MAKE_REQUESTS)
 def test_a_file_of_other_defaults_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name says what differs from the defaults of the day on which it was made."""
     found = document(FILES[0])
@@ -64,6 +67,7 @@ def test_a_file_of_other_defaults_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
     assert not load(asked, device).pieces
 
 
+@of_tested_releases(*MAKE_REQUESTS)
 @pytest.mark.parametrize(
     "file", HELD_AGAINST_A_SIMULATION, ids=lambda file: file.name.removesuffix(".json.gz")
 )

@@ -16,6 +16,7 @@ from harness.recipe import Recipe
 from harness.recipe.check import check_recipe
 from harness.training.model import build_model
 from tests.support.long import but_for
+from tests.support.releases import keeps_workspaces
 from tests.support.tiny import cut, tiny
 
 H100 = find_hardware("h100")
@@ -80,6 +81,7 @@ def test_what_a_model_holds_is_spelled(model: str, tmp_path: Path) -> None:
     assert plain < 0.05 * formula.terms.total_bytes
 
 
+@keeps_workspaces
 def test_what_no_tensor_has_is_no_product() -> None:
     """cuBLAS keeps 32 MiB, as many bytes as H·H numbers of two bytes here."""
     formula = derive(tiny(micro_batch_size=2, seq_len=128), H100)

@@ -26,6 +26,7 @@ from harness.kernel_time import time_of, transfer
 from harness.napkin import prediction as napkin
 from harness.recipe.recipe import Recipe
 from harness.system import TorchRelease
+from tests.support.releases import keeps_workspaces
 
 # Memory interface: bits x Gb/s a pin, from TechPowerUp's GPU database.
 GDDR_BUS = {
@@ -296,6 +297,7 @@ CHANGES = {
 """Of every field of a calibration: another value, and a recipe that must feel it."""
 
 
+@keeps_workspaces
 @pytest.mark.parametrize("name", [name for name in Calibration.model_fields if name != "source"])
 def test_napkin_reads_every_field_of_a_calibration(name):
     value, fields = CHANGES[name]

@@ -152,6 +152,12 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "one index": (lambda: meta(10, 10)[meta(4, dtype=LONG)], "=0"),
     # TensorCompare.cpp, where_self_out
     "where": (lambda: torch.where(meta(10, dtype=BOOL), meta(10), meta(10)), "=0"),
+    # UnfoldBackward.cpp: the windows of a short convolution overlap
+    "windows that overlap, backward": (
+        lambda: aten.unfold_backward(meta(2, 16, 128, 4), [2, 16, 131], 2, 4, 1),
+        f"=0 +{131 * 8} -0",
+    ),
+    "windows apart, backward": (lambda: aten.unfold_backward(meta(2, 32, 4), [2, 128], 1, 4, 4), "=0"),
     # cuda/Sort.cpp: the positions 0, 1, 2 ...; up to 4096 numbers no more
     "sort": (lambda: meta(100, dtype=LONG).sort(), "=0 =1 +800 -0"),
     # ReduceOps.cpp converts, cuda/ScanKernels.cpp: not over everything, no scratch

@@ -12,6 +12,7 @@ from harness.simulate import simulate
 from tests.support.long import but_for
 from tests.support.napkin_oracle import CONFIGS, napkin, recipe_for, saved_bytes
 from tests.support.places import ROOT
+from tests.support.releases import keeps_workspaces
 
 A100 = find_hardware("a100-80gb")
 GPT = ModelShape(
@@ -129,6 +130,7 @@ COMPILED = {
 }
 
 
+@keeps_workspaces
 @pytest.mark.parametrize("fields", but_for({"llama"}, COMPILED))
 def test_a_compiled_model_keeps_about_as_much(tmp_path, fields):
     fields = {"attention": "sdpa", "compile": True} | fields
@@ -144,6 +146,7 @@ def test_a_budget_is_what_a_compiled_model_keeps_at_most(tmp_path, budget):
     assert 0.75 < saved_bytes(recipe) / (found.kept_by_blocks + found.kept_by_loss) < 1.02
 
 
+@keeps_workspaces
 def test_the_peaks_of_compiled_models_are_about_those_of_pytorch_on_a_virtual_gpu(tmp_path):
     """Those of Inductor's code and PyTorch's allocator, every weight trained, in the committed file."""
     document = json.loads((ROOT / "profiles" / "cpu" / "virtual_gpu_compiled.json").read_text())

@@ -18,6 +18,7 @@ from pages.cover import PROFILE as COVER
 from pages.links import anchors
 from pages.readme import PAGES, PROFILE, ROOT, adopt, committed_parts
 from pages.readme import main as main_of_readme
+from tests.support.releases import keeps_workspaces
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
@@ -46,6 +47,7 @@ def test_the_picture_is_of_the_committed_profile():
     assert "](docs/pictures/cover.png)" in first
 
 
+@keeps_workspaces
 @pytest.mark.slow
 def test_the_cover_says_what_its_command_says():
     """The bytes that the README quotes, against the simulation of today."""

@@ -13,6 +13,7 @@ from benchmarks.gpu_programme.trace_file import Trace, load_trace
 from benchmarks.traces import RECORDINGS, compared, hardware_of, missing_libraries, replayed, same_segments
 from harness.allocator.addresses import DriverAddresses
 from tests.support.long import but_for
+from tests.support.releases import keeps_workspaces
 
 RECORDED = {path.name[:-8]: path for path in sorted(RECORDINGS.glob("traces/*.json.gz"))}
 OTHERWISE = {
@@ -44,6 +45,7 @@ def test_the_allocator_does_what_pytorch_did(trace: Trace) -> None:
     assert same_segments(trace, made)
 
 
+@keeps_workspaces
 @of_each
 def test_the_simulation_needs_the_recorded_memory(trace: Trace) -> None:
     result = compared(trace, hardware_of(trace))

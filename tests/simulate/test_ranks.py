@@ -23,6 +23,7 @@ from harness.snapshot.attribution import breakdown_at
 from harness.step_profile import StepProfile, TimeStats
 from harness.system import TorchRelease
 from tests.support.long import but_for
+from tests.support.releases import keeps_workspaces
 from tests.support.tiny import MODELS, tiny
 
 H100 = find_hardware("h100")
@@ -96,6 +97,7 @@ def test_gathered_weights_are_a_category_of_their_own(fields: dict[str, Any], ga
     assert end.gathered_parameters_bytes == 0  # after the step there are parts only
 
 
+@keeps_workspaces
 def test_whole_weights_are_gathered_ones_where_memory_runs_out_within_a_unit() -> None:
     """They are the model's parameters at that moment; what rests is the same with any memory."""
     recipe = tiny(parallel="fsdp", dp_shard=2, micro_batch_size=8)

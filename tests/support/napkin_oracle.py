@@ -8,20 +8,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 from harness.hardware.hardware import find_hardware
 from harness.napkin import Memory, estimate
 from harness.recipe.recipe import Recipe
-from harness.system import TorchRelease
 from harness.training.model import build_training
 
-keeps_workspaces = pytest.mark.skipif(
-    not TorchRelease.of(torch.__version__).keeps_cublas_workspaces,
-    reason="since PyTorch 2.15 every product takes a workspace and frees it; these numbers are from before",
-)
 LAYERS = 3
 _SMALL = {
     "vocab_size": 320,

@@ -20,8 +20,9 @@ from harness.napkin.prediction import predict
 from harness.simulate.simulated_run import simulate
 from harness.training.model import build_model
 from harness.training.step import Training
-from tests.support.napkin_oracle import keeps_workspaces, recipe_for
+from tests.support.napkin_oracle import recipe_for
 from tests.support.places import ROOT
+from tests.support.releases import keeps_workspaces
 from tests.support.tiny import CPU, ByteObserver, built, step, tiny, train
 from tests.training.toggles.test_preference import tokenizer
 

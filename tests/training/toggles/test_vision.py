@@ -1,6 +1,7 @@
 """Images in the rows: transformers' own loss and gradients, and what its processors make of images."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,10 @@ from harness.training.tiles import tiles_of
 
 KINDS = ("qwen2_5_vl", "qwen3_vl", "gemma3", "llava", "llava_next", "mistral3", "internvl", "llama4")
 CPU = torch.device("cpu")
+reads_its_images = pytest.mark.skipif(
+    version("transformers").startswith("5.24."),
+    reason="the forward of transformers 5.24 reads image_outputs, which its output does not have",
+)
 
 
 def seeing(folder: Path, kind: str, **fields: Any) -> Recipe:
@@ -46,7 +51,9 @@ def images(recipe: Recipe) -> Images:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=reads_its_images) if kind == "llama4" else kind for kind in KINDS]
+)
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_step_is_the_one_of_transformers_own_loss(kind: str, trains: bool, tmp_path: Path) -> None:
     recipe = seeing(tmp_path, kind, train_vision=trains, optimizer="sgd", learning_rate=0.5)

@@ -1,0 +1,85 @@
+"""On meta the results of elementwise operators are laid out as PyTorch's kernels lay them out: what comes
+after them copies a layout that it cannot take. The oracle is the CPU's kernels, whose iterator is CUDA's."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.kernels.operators import OPERATORS, operator_of
+from harness.kernels.without_temporaries import ELEMENTWISE
+
+OTHERWISE = {
+    "aten::native_dropout_backward": "on CUDA one kernel, whose result is contiguous; on the CPU a product",
+    "aten::log_sigmoid_backward": "on CUDA its result is laid out as the gradient, unless that is broadcast",
+    "aten::floor_divide": "of integers, and of numbers",
+    "aten::logical_and": "of masks, of which none is broadcast before the other",
+    "aten::polar": "of two tensors that are made alike",
+    "aten::threshold_backward": "of an output, which is never broadcast",
+}
+"""Operators whose layouts on meta differ from those of the CPU, and why it does not matter."""
+SHAPE = (2, 6, 4)
+LAYOUTS: dict[str, Callable[[torch.device], Tensor]] = {
+    "contiguous": lambda device: torch.ones(2, 6, 4, device=device),
+    "heads before tokens": lambda device: torch.ones(2, 4, 6, device=device).transpose(1, 2),
+    "tokens before rows": lambda device: torch.ones(6, 2, 4, device=device).transpose(0, 1),
+    "broadcast": lambda device: torch.ones(2, 1, 4, device=device).expand(SHAPE),
+    "a part": lambda device: torch.ones(2, 6, 8, device=device)[..., :4],
+}
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def calls(overload: Any) -> list[tuple[Callable[[torch.device], list[Any]], str]]:
+    """The arguments of a call with every combination of layouts, on any device; empty where some argument is
+    neither a tensor nor a number."""
+    required = [each for each in overload._schema.arguments if not each.has_default_value()]
+    numbers = {"number": 0.5, "float": 0.5, "int": 1, "bool": False}
+    if any(str(each.type) not in {*numbers, "Tensor"} or each.kwarg_only for each in required):
+        return []
+    given = [str(each.type) for each in required]
+
+    def arguments(layouts: tuple[str, ...], device: torch.device) -> list[Any]:
+        left = iter(layouts)
+        return [LAYOUTS[next(left)](device) if kind == "Tensor" else numbers[kind] for kind in given]
+
+    combinations = product(LAYOUTS, repeat=given.count("Tensor"))
+    return [(lambda device, of=each: arguments(of, device), ", ".join(each)) for each in combinations]
+
+
+ELEMENTWISE_OPERATORS = [name for name, known in OPERATORS.items() if known.nothing == ELEMENTWISE]
+
+
+def overloads(name: str) -> list[Any]:
+    """Those that make one new tensor."""
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
+    found = [getattr(packet, overload) for overload in packet.overloads()]
+    return [
+        each for each in found if [r.alias_info or str(r.type) for r in each._schema.returns] == ["Tensor"]
+    ]
+
+
+def on_meta(overload: Any, arguments: list[Any]) -> Any:
+    result = operator_of(overload).result
+    return overload(*arguments) if result is None else result(overload, arguments, {})
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE_OPERATORS)
+def test_a_result_is_laid_out_as_by_the_kernel(name: str) -> None:
+    differ: list[str] = []
+    for overload in overloads(name):
+        for arguments, layouts in calls(overload):
+            try:
+                expected = overload(*arguments(CPU))
+            except RuntimeError:  # of other dtypes
+                continue
+            if expected.stride() != on_meta(overload, arguments(META)).stride():
+                differ.append(layouts)
+    assert bool(differ) == (name in OTHERWISE), differ
+
+
+def test_most_operators_are_tried() -> None:
+    tried = [name for name in ELEMENTWISE_OPERATORS if any(map(calls, overloads(name)))]
+    assert len(tried) > 50
