@@ -170,16 +170,23 @@ def efficient_forward(
 
 @kernel("_scaled_dot_product_efficient_attention_backward")
 def efficient_backward(
-    script: Script, grad_out_: Tensor, query: Tensor, key: Tensor, value: Tensor, dropout_p: float, gpu: Gpu
+    script: Script,
+    grad_out_: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float,
+    outputs: Sequence[Any],
+    gpu: Gpu,
 ) -> None:
-    """transformers/cuda/attention_backward.cu.
+    """transformers/cuda/attention_backward.cu. The last output is the gradient of a mask, if it has one.
 
     "delta", the row sums of grad * attention: computed by the kernel for 16-bit inputs, by four ATen
     operators in fp32 for fp32 inputs. Then the workspace.
     """
     grad = grad_out_
     copy = None if grad.transpose(1, 2).is_contiguous() else script.take(size_of(grad))
-    script.output(0, 1, 2)
+    script.output(*(i for i, gradient in enumerate(outputs) if isinstance(gradient, Tensor)))
     batch, heads, length, _ = query.shape
     grouped: list[int | None] = []
     if key.shape[1] != heads:  # since 2.14: a gradient per query head, summed over each group afterwards

@@ -143,11 +143,13 @@ def softmax(script: Script, self: Tensor) -> None:
 
 @kernel("_softmax_backward_data")
 def softmax_backward(script: Script, grad_output: Tensor, output: Tensor) -> None:
-    """cuda/SoftMax.cu, softmax_backward_cuda_out: grad * output is a tensor of its own."""
+    """cuda/SoftMax.cu, softmax_backward_cuda_out: grad * output is a tensor of its own; contiguous copies of
+    this one and of the output."""
     script.output(0)
+    both = grad_output * output
     product_of_both = script.take(size_of(grad_output))
-    copy = script.take(0 if output.is_contiguous() else size_of(output))
-    script.free(copy, product_of_both)
+    copies = [script.take(size_of(t)) for t in (both, output) if not t.is_contiguous()]
+    script.free(*reversed(copies), product_of_both)
 
 
 @kernel("_log_softmax_backward_data")
@@ -178,15 +180,16 @@ def layer_norm_backward(
     """cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: a very tall input has its rows split into
     pieces of 32, whose partial gradients of weight and bias are summed by aten::sum.
     """
-    copies = [script.take(size_of(t)) for t in (grad_out, input) if not t.is_contiguous()]
+    inputs = None if input.is_contiguous() else script.take(size_of(input))
     script.output(0)
     columns = prod(normalized_shape)
     rows = input.numel() // max(columns, 1)
     weights = [i for i in _present(outputs) if i > 0]
-    if rows <= 64 * 1024 or columns // 32 >= gpu.sm_count // 2:
-        script.output(*weights)
-    elif weights:
-        dropped = [script.take(size_of(outputs[i])) for i in weights]
+    is_tall = rows > 64 * 1024 and columns // 32 < gpu.sm_count // 2
+    dropped = [script.take(size_of(outputs[i])) for i in weights if is_tall]
+    script.output(*(i for i in weights if not is_tall))
+    gradients = None if grad_out.is_contiguous() else script.take(size_of(grad_out))
+    if dropped:
         partial = outputs[weights[0]].new_empty((rows // 32, columns))
         partials = [script.take(size_of(partial)) for _ in weights]
         for index, handle in zip(weights, dropped, strict=True):
@@ -194,7 +197,7 @@ def layer_norm_backward(
             reduce(script, partial, (0,), partial.dtype, Kernel(4), gpu)
             script.free(handle)
         script.free(*partials)
-    script.free(*reversed(copies))
+    script.free(gradients, inputs)
 
 
 def _present(outputs: Outputs) -> list[int]:
@@ -216,6 +219,23 @@ def where(script: Script, self: Any, other: Any, outputs: Outputs) -> None:
     converted = [script.take(size_of(side, dtype)) for side in sides if side.dtype != dtype]
     script.output(0)
     script.free(*reversed(converted))
+
+
+@kernel("embedding", looks_up=True)
+def embedding(script: Script, indices: Tensor) -> None:
+    """native/Embedding.cpp: all indices in one row, which broadcast ones are copied for."""
+    copy = None if _is_one_row(indices) else script.take(size_of(indices))
+    script.output(0)
+    script.free(copy)
+
+
+def _is_one_row(tensor: Tensor) -> bool:
+    """Whether a view of the tensor has one dimension."""
+    try:
+        tensor.view(-1)
+    except RuntimeError:
+        return False
+    return True
 
 
 @kernel("unfold_backward")

@@ -116,7 +116,7 @@ declare("_local_scalar_dense", nothing="reads a value back", result=_read_back)
 # cuda/ScatterGatherKernel.cu, cuda/TriangularOps.cu, cuda/AveragePool2d.cu.
 CONTIGUOUS = "one kernel over contiguous tensors"
 declare("scatter tril tril_ triu avg_pool2d avg_pool2d_backward", nothing=CONTIGUOUS)
-declare("embedding gather index_select nll_loss_forward", nothing=CONTIGUOUS, looks_up=True)
+declare("gather index_select nll_loss_forward", nothing=CONTIGUOUS, looks_up=True)
 declare("nll_loss_backward", nothing=CONTIGUOUS, unread=1)
 # cuda/Indexing.cu, index_add_cuda_impl: by atomic additions, unless deterministic ones are asked for.
 declare("index_add_ scatter_ scatter_add_", nothing=CONTIGUOUS, scatters=True)

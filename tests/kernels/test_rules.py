@@ -144,6 +144,10 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "softmax of a transposed matrix": (lambda: meta(8, 4).t().softmax(-1), "=0 +128 -0"),
     "log softmax": (lambda: meta(4, 8).log_softmax(-1), "=0"),
     "softmax backward": (lambda: aten._softmax_backward_data(meta(4, 8), meta(4, 8), -1, FP32), "=0 +128 -0"),
+    "softmax backward of a transposed gradient": (
+        lambda: aten._softmax_backward_data(meta(8, 4).t(), meta(4, 8), -1, FP32),
+        "=0 +128 +128 -1 -0",
+    ),
     # cuda/layer_norm_kernel.cu
     "layer norm": (lambda: aten.native_layer_norm(meta(4, 8), [8], meta(8), meta(8), 1e-5), "=0 =1 =2"),
     # cuda/Dropout.cu: the mask comes first
@@ -152,6 +156,12 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "one index": (lambda: meta(10, 10)[meta(4, dtype=LONG)], "=0"),
     # TensorCompare.cpp, where_self_out
     "where": (lambda: torch.where(meta(10, dtype=BOOL), meta(10), meta(10)), "=0"),
+    # native/Embedding.cpp: positions that are broadcast to all rows become one row
+    "embedding": (lambda: aten.embedding(meta(10, 4), meta(2, 8, dtype=LONG)), "=0"),
+    "embedding of broadcast positions": (
+        lambda: aten.embedding(meta(10, 4), meta(1, 8, dtype=LONG).expand(2, 8)),
+        f"+{2 * 8 * 8} =0 -0",
+    ),
     # UnfoldBackward.cpp: the windows of a short convolution overlap
     "windows that overlap, backward": (
         lambda: aten.unfold_backward(meta(2, 16, 128, 4), [2, 16, 131], 2, 4, 1),

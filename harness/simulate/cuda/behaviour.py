@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import Parameter, functional
 from torch.overrides import handle_torch_function
 from torch.utils._device import _device_constructors
 
@@ -114,6 +114,23 @@ def _attention(rules: CudaRules) -> Callable[..., Tensor]:
     return scaled_dot_product_attention
 
 
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear, which adds the bias in place where the product has none of its own. Not so for subclasses of
+    tensors, which all tensors are to PyTorch in a dispatch mode.
+
+    ATen/native/Linear.cpp: the inputs of more than two dimensions that are not contiguous.
+    """
+    if bias is None or input.dim() < 3 or input.is_contiguous() or type(bias) not in (Tensor, Parameter):
+        return _plain_linear(input, weight, bias)
+    if torch._C._is_torch_function_mode_enabled():  # autocast casts the arguments first
+        return handle_torch_function(_linear, (input, weight), input, weight, bias)
+    return torch.matmul(input, weight.t()).add_(bias)
+
+
+_plain_linear = functional.linear
+_linear.__name__ = "linear"  # as autocast knows it
+
+
 def _fused_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """F.dropout as on CUDA, where one kernel does it and keeps a mask of one byte per element.
 
@@ -192,6 +209,7 @@ def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     # functions and not a TorchFunctionMode: none is active where a checkpointed block runs again
     functions = {
         "dropout": _fused_dropout,
+        "linear": _linear,
         "softmax": _softmax(functional.softmax, torch._softmax),
         "log_softmax": _softmax(functional.log_softmax, torch._log_softmax),
         "scaled_dot_product_attention": _attention(rules),
