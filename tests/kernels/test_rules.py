@@ -135,6 +135,16 @@ def short_convolution_backward(*mask: bool) -> Any:
     return aten.convolution_backward(gradient, x, meta(544, 1, 4, dtype=BF16), [544], *how, list(mask))
 
 
+def masked_attention_backward() -> Any:
+    """Of 2 rows of 128 tokens with 2 heads, whose mask has a gradient."""
+    q, mask = meta(2, 2, 128, 64, dtype=BF16), meta(2, 2, 128, 128, dtype=BF16)
+    q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    seed = meta(dtype=LONG)
+    return aten._scaled_dot_product_efficient_attention_backward(
+        q, q, q, q, mask, q, meta(2, 2, 128), seed, seed, 0.0, [True] * 4
+    )
+
+
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     # native/Pow.cpp: a number becomes a tensor of one double
     "number to the power of a tensor": (lambda: 2.0 ** meta(100), "=0 +8 -0"),
@@ -150,6 +160,18 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     # cuda/layer_norm_kernel.cu
     "layer norm": (lambda: aten.native_layer_norm(meta(4, 8), [8], meta(8), meta(8), 1e-5), "=0 =1 =2"),
+    "layer norm backward of a transposed gradient": (
+        lambda: aten.native_layer_norm_backward(
+            meta(8, 4).t(), meta(4, 8), [8], meta(4, 1), meta(4, 1), meta(8), meta(8), [True] * 3
+        ),
+        "=0 =1 =2 +128 -0",
+    ),
+    # transformers/cuda/attention_backward.cu: the gradient of a mask comes with the others (recorded on a
+    # virtual GPU, of a model with masks that it learns), then delta and the workspace of 8 blocks
+    "masked attention backward": (
+        lambda: masked_attention_backward(),
+        f"=0 =1 =2 =3 +2048 +{8 * (16 + 64 * 64 * 4)} -0 -1",
+    ),
     # cuda/Dropout.cu: the mask comes first
     "dropout": (lambda: torch.native_dropout(meta(100), 0.1, True), "=1 =0"),
     # TensorAdvancedIndexing.cpp

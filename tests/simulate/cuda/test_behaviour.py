@@ -4,6 +4,7 @@ What every step runs is held by tests/simulate/test_recorded_traces.py: softmax 
 lists, the cache that peft empties.
 """
 
+from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations import moe
 
@@ -69,6 +71,37 @@ def test_rms_norm_is_one_operator(weighted: bool) -> None:
     with Operators() as elsewhere:  # nothing is left behind
         F.rms_norm(x, (8,), weight, 1e-6)
     assert "_fused_rms_norm.default" not in elsewhere.names
+
+
+LINEAR = {
+    "contiguous": lambda device: torch.ones(2, 3, 8, device=device),
+    "transposed": lambda device: torch.ones(2, 8, 3, device=device).transpose(1, 2),
+    "a part of its tokens": lambda device: torch.ones(2, 5, 8, device=device)[:, :3],
+    "a matrix": lambda device: torch.ones(8, 3, device=device).t(),
+}
+"""Inputs of a linear layer."""
+
+
+@pytest.mark.parametrize("make", LINEAR.values(), ids=LINEAR.keys())
+def test_a_linear_layer_runs_the_operators_that_it_runs_without_a_mode(make: Callable[[str], Tensor]) -> None:
+    """Which PyTorch's profiler tells on the CPU. In a mode PyTorch itself would add the bias out of place."""
+    named = {"aten::addmm", "aten::mm", "aten::bmm", "aten::add", "aten::add_"}
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        F.linear(make("cpu"), torch.ones(4, 8), torch.ones(4))
+    expected = [event.name.removeprefix("aten::") for event in recorded.events() if event.name in named]
+    with as_on("h100"), Operators() as seen:
+        F.linear(make("meta"), meta(4, 8), meta(4))
+    ours = [name.partition(".")[0] for name in seen.names]
+    assert [name for name in ours if f"aten::{name}" in named] == expected
+
+
+def test_autocast_casts_the_bias_that_is_added() -> None:
+    x = meta(2, 8, 3).transpose(1, 2)
+    with as_on("h100"), torch.autocast("meta", torch.bfloat16), Operators() as seen:
+        out = F.linear(x, meta(4, 8), meta(4))
+    assert out.dtype == torch.bfloat16
+    assert seen.names.count("_to_copy.default") == 3
+    assert "add_.Tensor" in seen.names
 
 
 def test_a_weight_of_the_host_gets_data_of_the_device() -> None:
