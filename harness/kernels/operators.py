@@ -17,6 +17,8 @@ from functools import cache
 from inspect import signature
 from typing import Any
 
+import torch
+
 from harness.kernels.gpu import Gpu
 from harness.kernels.script import Script, Step
 
@@ -75,6 +77,17 @@ def kernel(names: str, **facts: Any) -> Callable[[Callable[..., None]], Callable
 
 def returns_nothing(func: Any, args: Any, kwargs: Any) -> None:
     """The `Operator.result` of an operator that only writes into its arguments."""
+
+
+def contiguous_first(func: Any, args: Any, kwargs: Any) -> Any:
+    """The `Operator.result` of an operator whose kernel makes its first result contiguous. On meta it is laid
+    out as the first argument, a gradient."""
+    if args[0].is_contiguous():
+        return NotImplemented
+    out = func(*args, **kwargs)
+    first, *others = out if isinstance(out, tuple) else (out,)
+    first = first if first is None else torch.empty_like(first, memory_format=torch.contiguous_format)
+    return (first, *others) if others else first
 
 
 def returns_first(func: Any, args: Any, kwargs: Any) -> Any:

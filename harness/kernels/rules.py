@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.kernels.gpu import Gpu
-from harness.kernels.operators import kernel
+from harness.kernels.operators import contiguous_first, kernel
 from harness.kernels.reductions import Dims, Kernel, reduce
 from harness.kernels.script import Script, size_of
 from harness.units import ceil_div
@@ -152,7 +152,7 @@ def softmax_backward(script: Script, grad_output: Tensor, output: Tensor) -> Non
     script.free(*reversed(copies), product_of_both)
 
 
-@kernel("_log_softmax_backward_data")
+@kernel("_log_softmax_backward_data", result=contiguous_first)
 def log_softmax_backward(script: Script, grad_output: Tensor, output: Tensor) -> None:
     """cuda/SoftMax.cu, host_softmax_backward: contiguous copies."""
     script.output(0)
@@ -168,7 +168,7 @@ def layer_norm(script: Script, input: Tensor, outputs: Outputs) -> None:
     script.free(copy)
 
 
-@kernel("native_layer_norm_backward _fused_rms_norm_backward")
+@kernel("native_layer_norm_backward _fused_rms_norm_backward", result=contiguous_first)
 def layer_norm_backward(
     script: Script,
     grad_out: Tensor,

@@ -83,3 +83,40 @@ def test_a_result_is_laid_out_as_by_the_kernel(name: str) -> None:
 def test_most_operators_are_tried() -> None:
     tried = [name for name in ELEMENTWISE_OPERATORS if any(map(calls, overloads(name)))]
     assert len(tried) > 50
+
+
+GRADIENTS: dict[str, Callable[[torch.device, Tensor], Any]] = {
+    "layer norm": lambda device, gradient: (
+        torch.ops.aten.native_layer_norm_backward.default,
+        [
+            *(gradient, torch.ones(SHAPE, device=device), [4]),
+            *(torch.ones(2, 6, 1, device=device) for _ in range(2)),
+            *(torch.ones(4, device=device) for _ in range(2)),
+            [True, True, True],
+        ],
+    ),
+    "log softmax": lambda device, gradient: (
+        torch.ops.aten._log_softmax_backward_data.default,
+        [gradient, torch.ones(SHAPE, device=device), -1, torch.float32],
+    ),
+    "softmax": lambda device, gradient: (
+        torch.ops.aten._softmax_backward_data.default,
+        [gradient, torch.ones(SHAPE, device=device), -1, torch.float32],
+    ),
+}
+"""Operators of backward that are not elementwise, given a gradient."""
+
+
+@pytest.mark.parametrize("call", GRADIENTS.values(), ids=GRADIENTS.keys())
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_are_laid_out_as_by_the_kernel(layout: str, call: Callable[..., Any]) -> None:
+    def strides(device: torch.device, run: Callable[[Any, list[Any]], Any]) -> list[Any]:
+        out = run(*call(device, LAYOUTS[layout](device)))
+        return [each.stride() for each in (out if isinstance(out, tuple) else (out,))]
+
+    def as_simulated(overload: Any, arguments: list[Any]) -> Any:
+        result = operator_of(overload).result
+        out = NotImplemented if result is None else result(overload, arguments, {})
+        return overload(*arguments) if out is NotImplemented else out
+
+    assert strides(META, as_simulated) == strides(CPU, lambda overload, given: overload(*given))

@@ -131,6 +131,20 @@ _plain_linear = functional.linear
 _linear.__name__ = "linear"  # as autocast knows it
 
 
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """F.one_hot, which on a device writes ones into zeros, and on meta compares.
+
+    ATen/native/Onehot.cpp.
+    """
+    if num_classes < 1 or not tensor.is_meta:
+        return _plain_one_hot(tensor, num_classes)
+    zeros = torch.zeros((*tensor.shape, num_classes), dtype=tensor.dtype, device=tensor.device)
+    return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+
+_plain_one_hot = functional.one_hot
+
+
 def _fused_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """F.dropout as on CUDA, where one kernel does it and keeps a mask of one byte per element.
 
@@ -210,6 +224,7 @@ def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     functions = {
         "dropout": _fused_dropout,
         "linear": _linear,
+        "one_hot": _one_hot,
         "softmax": _softmax(functional.softmax, torch._softmax),
         "log_softmax": _softmax(functional.log_softmax, torch._log_softmax),
         "scaled_dot_product_attention": _attention(rules),

@@ -95,6 +95,15 @@ def test_a_linear_layer_runs_the_operators_that_it_runs_without_a_mode(make: Cal
     assert [name for name in ours if f"aten::{name}" in named] == expected
 
 
+def test_one_hot_writes_ones_into_zeros() -> None:
+    with as_on("h100"), Operators() as seen:
+        out = F.one_hot(meta(5, 2, dtype=torch.int64), num_classes=4)
+        assert F.one_hot(torch.tensor([1]), 2).tolist() == [[0, 1]]
+    assert (out.shape, out.dtype) == ((5, 2, 4), torch.int64)
+    assert "scatter_.value" in seen.names
+    assert not {"arange.default", "eq.Tensor", "_to_copy.default"} & set(seen.names)
+
+
 def test_autocast_casts_the_bias_that_is_added() -> None:
     x = meta(2, 8, 3).transpose(1, 2)
     with as_on("h100"), torch.autocast("meta", torch.bfloat16), Operators() as seen:
