@@ -20,7 +20,7 @@ OTHERWISE = {
     "aten::polar": "of two tensors that are made alike",
     "aten::threshold_backward": "of an output, which is never broadcast",
 }
-"""Operators whose layouts on meta differ from those of the CPU, in some release, and why it does not matter."""
+"""Operators whose layouts on meta differ from the CPU's, in some release, and why it does not matter."""
 SHAPE = (2, 6, 4)
 LAYOUTS: dict[str, Callable[[torch.device], Tensor]] = {
     "contiguous": lambda device: torch.ones(2, 6, 4, device=device),
