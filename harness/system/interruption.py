@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -52,13 +53,7 @@ def signals_answered() -> Generator[None]:
         _received.clear()
         _last_s[0] = -math.inf
     unraisable = sys.unraisablehook
-
-    def repeat(dropped: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(dropped.exc_value, KeyboardInterrupt):
-            return unraisable(dropped)
-        _repeat(_received[0] if _received else signal.SIGINT)
-
-    sys.unraisablehook = repeat
+    sys.unraisablehook = partial(_repeat_dropped, unraisable)
     for number in replaced:
         signal.signal(number, _interrupt)
     try:
@@ -114,6 +109,16 @@ def interrupted_status() -> int:
     return 128 + _received[0] if _received else CTRL_C_STATUS
 
 
+def _repeat_dropped(
+    otherwise: "Callable[[sys.UnraisableHookArgs], object]", dropped: "sys.UnraisableHookArgs"
+) -> None:
+    """The hook for exceptions that Python drops: an interrupt is made again, and others go to `otherwise`."""
+    if not isinstance(dropped.exc_value, KeyboardInterrupt):
+        otherwise(dropped)
+        return
+    _repeat(_received[0] if _received else signal.SIGINT)
+
+
 def _repeat(number: int) -> None:
     """Send this process the signal again in a moment."""
     _repeated.append(threading.Timer(_AGAIN_S, _send_again, (number,)))
@@ -133,19 +138,20 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     if again:
         return
     _received.append(number)
-    within, importing = _within_command(frame)
+    within, too_early = _within_command(frame)
     if not within:  # an exception would interrupt what reports how the command ended
         os._exit(128 + _received[0])
-    if importing:
+    if too_early:
         return _repeat(number)
     raise KeyboardInterrupt
 
 
 def _within_command(frame: FrameType | None) -> tuple[bool, bool]:
-    """Whether `frame` is within `interruptible`, and whether it is within an import there. The stack says so:
-    a flag would be set and cleared a moment too late or too early."""
-    importing = False
+    """Whether `frame` is within `interruptible`, and whether it is within an import there, or where an
+    interrupt that was dropped is made again, which drops the next one. The stack says so: a flag would be set
+    and cleared a moment too late or too early."""
+    too_early = False
     while frame is not None and frame.f_code is not interruptible.__code__:
-        importing |= frame.f_code.co_filename == _IMPORTING
+        too_early |= frame.f_code.co_filename == _IMPORTING or frame.f_code is _repeat_dropped.__code__
         frame = frame.f_back
-    return frame is not None, importing
+    return frame is not None, too_early

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import threading
 import time
 import weakref
 from collections import Counter
@@ -173,6 +174,31 @@ def test_an_interrupt_that_python_drops_is_made_again(number: signal.Signals, tr
     assert interrupted_status() == 128 + number
     fault = "an interrupt that arrives in a callback of a weak reference, where Python drops it"
     tried("Killed at a random moment", fault, "made again; the command ends")
+
+
+def test_one_that_comes_while_it_is_made_again_is_made_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine at work the timer is over before the thread that waits for its start goes on."""
+    slow = [True]
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            super().start()
+            if slow:
+                slow.clear()
+                time.sleep(0.2)
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    tensors = [set[int]()]
+    callback = weakref.ref(tensors[0], lambda _: signal.raise_signal(signal.SIGTERM))
+
+    def command() -> None:
+        tensors.clear()
+        time.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt), signals_answered():
+        interruptible(command)
+    assert callback() is None
+    assert not slow
 
 
 SWEPT = ["mine.yaml", "seq_len=16,32,64,128", "micro_batch_size=1,2,4", "--grid", "--out", "sweep"]
