@@ -70,9 +70,11 @@ def _not_passed(cases: Iterable[ET.Element]) -> list[str]:
 
 
 def _skipped(cases: Iterable[ET.Element]) -> dict[str, str]:
-    """Why, by test."""
+    """Why, by test, without the path of this checkout."""
     return {
-        _name(case): why.get("message", "") for case in cases if (why := case.find("skipped")) is not None
+        _name(case): why.get("message", "").replace(f"{ROOT}/", "")
+        for case in cases
+        if (why := case.find("skipped")) is not None
     }
 
 
