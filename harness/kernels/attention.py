@@ -11,7 +11,7 @@ from harness.kernels.attention_choice import HALF_DTYPES
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import kernel
 from harness.kernels.reductions import Kernel, reduce
-from harness.kernels.script import Script, size_of
+from harness.kernels.script import Script, present, size_of
 from harness.system import TorchRelease
 from harness.units import ceil_div, round_up
 
@@ -186,7 +186,7 @@ def efficient_backward(
     """
     grad = grad_out_
     copy = None if grad.transpose(1, 2).is_contiguous() else script.take(size_of(grad))
-    script.output(*(i for i, gradient in enumerate(outputs) if isinstance(gradient, Tensor)))
+    script.output(*present(outputs))
     batch, heads, length, _ = query.shape
     grouped: list[int | None] = []
     if key.shape[1] != heads:  # since 2.14: a gradient per query head, summed over each group afterwards

@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import contiguous_first, kernel
 from harness.kernels.reductions import Dims, Kernel, reduce
-from harness.kernels.script import Script, size_of
+from harness.kernels.script import Script, present, size_of
 from harness.units import ceil_div
 
 LOWP = (torch.float16, torch.bfloat16)
@@ -164,7 +164,7 @@ def log_softmax_backward(script: Script, grad_output: Tensor, output: Tensor) ->
 def layer_norm(script: Script, input: Tensor, outputs: Outputs) -> None:
     """cuda/layer_norm_kernel.cu."""
     copy = None if input.is_contiguous() else script.take(size_of(input))
-    script.output(*_present(outputs))
+    script.output(*present(outputs))
     script.free(copy)
 
 
@@ -184,7 +184,7 @@ def layer_norm_backward(
     script.output(0)
     columns = prod(normalized_shape)
     rows = input.numel() // max(columns, 1)
-    weights = [i for i in _present(outputs) if i > 0]
+    weights = [i for i in present(outputs) if i > 0]
     is_tall = rows > 64 * 1024 and columns // 32 < gpu.sm_count // 2
     dropped = [script.take(size_of(outputs[i])) for i in weights if is_tall]
     script.output(*(i for i in weights if not is_tall))
@@ -198,11 +198,6 @@ def layer_norm_backward(
             script.free(handle)
         script.free(*partials)
     script.free(gradients, inputs)
-
-
-def _present(outputs: Outputs) -> list[int]:
-    """The positions of the outputs that are returned; the others are None."""
-    return [i for i, value in enumerate(outputs) if isinstance(value, Tensor)]
 
 
 @kernel("native_dropout")

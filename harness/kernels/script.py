@@ -1,7 +1,8 @@
 """What a CUDA kernel does with the caching allocator while it runs, as a list of steps."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,3 +84,8 @@ class Script:
 def size_of(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
     """Bytes of a contiguous copy of `tensor`, in `dtype` or else in its own."""
     return tensor.numel() * (dtype or tensor.dtype).itemsize
+
+
+def present(outputs: Sequence[Any]) -> list[int]:
+    """The positions of the outputs that are returned; the others are None."""
+    return [i for i, value in enumerate(outputs) if isinstance(value, Tensor)]

@@ -169,7 +169,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     # transformers/cuda/attention_backward.cu: the gradient of a mask comes with the others (recorded on a
     # virtual GPU, of a model with masks that it learns), then delta and the workspace of 8 blocks
     "masked attention backward": (
-        lambda: masked_attention_backward(),
+        masked_attention_backward,
         f"=0 =1 =2 =3 +2048 +{8 * (16 + 64 * 64 * 4)} -0 -1",
     ),
     # cuda/Dropout.cu: the mask comes first

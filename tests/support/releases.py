@@ -1,5 +1,7 @@
 """Tests that are about some releases of the libraries, and are skipped with others."""
 
+import re
+
 import pytest
 import torch
 
@@ -13,9 +15,15 @@ keeps_workspaces = pytest.mark.skipif(
 
 
 def pinned() -> dict[str, str]:
-    """The version of each distribution in constraints.txt."""
+    """Name and version of every distribution in constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return dict(line.partition(" ")[0].split("==") for line in lines if "==" in line and line[0] != "#")
+    found = (re.match(r"([A-Za-z0-9._-]+)==([^ ;]+)", line) for line in lines)
+    return {normal(match[1]): match[2] for match in found if match}
+
+
+def normal(name: str) -> str:
+    """A distribution's name as all its spellings are compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def of_tested_releases(*names: str) -> pytest.MarkDecorator:

@@ -1,7 +1,6 @@
 """No code of the project reads a file in a way that could run it. Read from the source."""
 
 import json
-import re
 import subprocess
 import sys
 import tomllib
@@ -12,6 +11,7 @@ import pytest
 
 from tests.support.commands import Call
 from tests.support.places import ROOT
+from tests.support.releases import normal, pinned
 from tests.support.trust_report import Tried
 
 FOLDERS = ("harness", "benchmarks", "docs")
@@ -45,17 +45,6 @@ def test_nothing_is_read_in_a_way_that_runs_it(tried: Tried) -> None:
         "none but the one unpickler, which finds no names",
         times=len(names),
     )
-
-
-def pinned() -> dict[str, str]:
-    """Name and version of every distribution in constraints.txt."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    found = (re.match(r"([A-Za-z0-9._-]+)==([^ ;]+)", line) for line in lines)
-    return {normal(match[1]): match[2] for match in found if match}
-
-
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def in_the_environment_of_make_setup() -> None:
