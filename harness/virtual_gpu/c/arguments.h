@@ -17,8 +17,10 @@ namespace {
 using c10::DispatchKey;
 using c10::IValue;
 using Values = c10::ArrayRef<IValue>;
-using Touches = c10::SmallVector<Touch, 4>;
-using Places = c10::SmallVector<uint64_t, 4>;
+struct Touched : Touch {
+  uint64_t place;
+};
+using Touches = c10::SmallVector<Touched, 4>;
 
 // ---- a hash of them
 
@@ -102,10 +104,13 @@ void write(std::ostream& to, const IValue& value) {
 // ---- what an operator touches
 
 constexpr int64_t SMALLEST = 32 << 10, SHARED = 64 << 20;  // bytes: see harness/simulate/l2_cache.py
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
 uint64_t place_of(const at::Tensor& tensor) {
-  const auto& storage = tensor.storage();
-  bool is_shared = (int64_t)storage.nbytes() > SHARED;
-  return (uint64_t)storage.data() + (is_shared ? tensor.storage_offset() * tensor.itemsize() : 0);
+  const c10::StorageImpl* storage = storage_of(tensor);
+  bool is_shared = (int64_t)storage->nbytes() > SHARED;
+  return (uint64_t)storage->data() + (is_shared ? tensor.storage_offset() * tensor.itemsize() : 0);
 }
 void find_touched(const at::Tensor& tensor, int argument, int item, Touches& found) {
   if (!tensor.defined() || !tensor.is_cuda() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
@@ -113,7 +118,7 @@ void find_touched(const at::Tensor& tensor, int argument, int item, Touches& fou
   auto sizes = tensor.sizes(), strides = tensor.strides();
   for (size_t i = 0; i < sizes.size(); i++)
     if (strides[i] || !sizes[i]) bytes *= sizes[i];  // an expanded tensor is read once
-  if (bytes >= SMALLEST) found.push_back({place_of(tensor), (double)bytes, (short)argument, (short)item, 0, 0});
+  if (bytes >= SMALLEST) found.push_back({{(float)bytes, (short)item, (unsigned char)argument}, place_of(tensor)});
 }
 Touches find_touched(Values values) {
   Touches found;
@@ -126,11 +131,6 @@ Touches find_touched(Values values) {
       if (list[item].isTensor()) find_touched(list[item].toTensor(), argument, item, found);
   }
   return found;
-}
-Places places_of(const Touches& touches) {
-  Places places;
-  for (const Touch& each : touches) places.push_back(each.place);
-  return places;
 }
 
 // ---- the call

@@ -41,6 +41,7 @@ static int64_t host_ns(void) {
   return at.tv_sec * 1000000000ll + at.tv_nsec;
 }
 int64_t virtual_gpu_following_ns;
+int virtual_gpu_records;
 static int is_real = 1;                   // the clock never stands; until it starts, it need not
 static int64_t before_real, while_real;   // of following_ns: what had passed when that began; what is not left out
 static int is_real_time(void) { return __atomic_load_n(&is_real, __ATOMIC_RELAXED); }

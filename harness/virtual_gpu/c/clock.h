@@ -7,12 +7,13 @@
 extern "C" {
 #endif
 
-// A tensor that an operator reads or writes.
+// A tensor that an operator reads or writes. Beside it stands its place: the address of its storage, or of its first element
+// where the storage is large.
 typedef struct {
-  uint64_t place;  // the address of its storage, or of its first element where the storage is large
-  double bytes;
-  short argument, item;  // its number among the arguments or the results, and in that one's list; -1 if it is no list
-  short is_read, is_written;
+  float bytes;
+  short item;              // its number in the list that the argument or the result is; -1 if that is no list
+  unsigned char argument;  // its number among the arguments or the results
+  unsigned char is_read : 1, is_written : 1;
 } Touch;
 typedef struct {
   float bytes, filled;  // of an operator's results: all, and those that were brought into the cache
@@ -60,6 +61,9 @@ int64_t virtual_gpu_now(void);  // the host's monotonic clock plus all waiting t
 extern int64_t virtual_gpu_following_ns;
 void virtual_gpu_look_whether_real(void);  // to be called when a profiler begins or ends to record
 
+// Puts a kernel on the stream of which only its place in the operator counts: of one that was estimated, while nobody
+// records. Whether it is such a kernel.
+int virtual_gpu_joins(void* stream);
 // These put work on a stream, behind the work on it and the events it waits for. `stream` is a cudaStream_t.
 void virtual_gpu_launched(const Kernel* kernel, void* stream);              // a kernel of the operator that runs, if any
 void virtual_gpu_put(Operation* what, const Kernel* kernel, void* stream);  // a kernel that is an operation of its own
@@ -75,21 +79,49 @@ void virtual_gpu_cached(Operation* what, int64_t held_ns, int64_t missed_ns, con
 void virtual_gpu_will_touch(uint64_t place);  // soon: a hint
 // Note that a device's kernels touch these, at these places, and their results. Returns the share of the bytes that they wait
 // for memory for. For launches.c, with the clock's lock held.
-double virtual_gpu_missed_share(int device, const Touch* touches, const uint64_t* places, int count, Results results);
-Results virtual_gpu_results(int device, const Touch* touches, int count);  // note that these were written just now
+double virtual_gpu_missed_share(int slot, const Touch* touches, const uint64_t* places, int count, Results results);
+// Note that these were written just now.
+Results virtual_gpu_results(int slot, const Touch* touches, const uint64_t* places, int count);
 
 // What is known of a thread, in one line of the processor's cache.
 typedef struct {
   Operation* runs;        // the operator that was begun and has not ended; NULL between operators
   int launched, pending;  // its kernels so far; how many of them wait for its estimate
+  int device;             // the current one
   void* last;             // for operators.cpp: the description of the last operator
 } Thread;
 extern __thread Thread virtual_gpu_thread;
 
-// The operator that this thread runs from now on: its kernels take the time that was estimated for it. They touch these tensors,
-// which are at `places`; `touches` has to stay. If it was not estimated yet, its kernels are pending.
-void virtual_gpu_begin_operator(Operation* what, const Touch* touches, const uint64_t* places, int count);
-void virtual_gpu_end_operator(const Touch* results, int count);  // it has returned, and written these. None may be pending
+// An operator's call, or a part of it, as it is queued.
+enum { MOST_TOUCHED = 4 };
+typedef struct {
+  Operation* what;
+  void* stream;
+  int64_t arrives;
+  short device;
+  char touched;  // how many tensors it reads and writes; -1 in all parts but the first
+  char returns;  // whether the operator has returned its result, of no bytes if it has written none
+  short kernel;  // its number within the operator; -1 for none
+  float result_bytes;
+  uint64_t result_place;
+  Touch touches[MOST_TOUCHED];
+  uint64_t places[MOST_TOUCHED];
+} __attribute__((aligned(64))) Call;
+// The call of the operator that this thread runs, as far as it is not queued yet.
+extern __thread Call virtual_gpu_call;
+
+// The operator that this thread runs from now on: its kernels take the time that was estimated for it. Then the tensors that
+// it touches are written into virtual_gpu_call, or told if they are too many.
+static inline void virtual_gpu_begin_operator(Operation* what) {
+  virtual_gpu_thread.runs = what, virtual_gpu_thread.launched = virtual_gpu_thread.pending = 0;
+  virtual_gpu_call.what = what, virtual_gpu_call.device = virtual_gpu_thread.device;
+  virtual_gpu_call.touched = 0, virtual_gpu_call.kernel = -1, virtual_gpu_call.returns = 0;
+}
+void virtual_gpu_begin_unknown(Operation* what);  // where it may not have been estimated: its kernels are pending then
+void virtual_gpu_touches(const Touch* touches, const uint64_t* places, int count);
+// It has returned, and written this tensor, of 0 bytes if there is none; or these. No kernel may be pending.
+void virtual_gpu_end_operator(float bytes, uint64_t place);
+void virtual_gpu_end_operator_with(const Touch* results, const uint64_t* places, int count);
 // Puts the pending kernels on their streams, once the operator is estimated.
 void virtual_gpu_place_pending(const Touch* touches, const uint64_t* places, int touched);
 // For Python, once a step: ns spent in work that the power limit may slow down, and the factor on it from now on.

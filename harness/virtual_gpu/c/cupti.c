@@ -32,7 +32,6 @@ typedef struct {
 static Record* records;
 static size_t count, room;
 static unsigned char is_enabled[CUPTI_ACTIVITY_KIND_COUNT];
-static int is_recording;
 static uint32_t last_correlation;
 static __thread uint32_t correlation;
 static __thread Stack stacks[CUPTI_EXTERNAL_CORRELATION_KIND_SIZE];
@@ -54,8 +53,6 @@ static void ask_for_buffer(void) {
   pthread_mutex_unlock(&lock);
   if (buffer) complete(NULL, 0, buffer, size, 0);  // another thread was faster
 }
-
-int virtual_gpu_is_recording(void) { return __atomic_load_n(&is_recording, __ATOMIC_RELAXED); }
 
 static Record* append(CUpti_ActivityKind kind) {
   if (count == room) records = realloc(records, (room = room ? 2 * room : 4096) * sizeof *records);
@@ -176,7 +173,7 @@ CUptiResult cuptiActivityRegisterTimestampCallback(CUpti_TimestampCallbackFunc f
 }
 static void look_whether_recording(void) {
   int records_now = is_enabled[CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL] || is_enabled[CUPTI_ACTIVITY_KIND_RUNTIME];
-  __atomic_store_n(&is_recording, records_now, __ATOMIC_RELAXED);
+  __atomic_store_n(&virtual_gpu_records, records_now, __ATOMIC_RELAXED);
   virtual_gpu_look_whether_real();
 }
 // Kineto's records have the time of its callback, or of the host's wall clock. The rate between that clock and this
@@ -198,7 +195,7 @@ static uint64_t handed_on(uint64_t moment) {
 CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) {
   virtual_gpu_is_timed();
   pthread_mutex_lock(&lock);
-  if (!is_recording) first = look();
+  if (!virtual_gpu_records) first = look();
   is_enabled[kind] = 1;
   look_whether_recording();
   pthread_mutex_unlock(&lock);

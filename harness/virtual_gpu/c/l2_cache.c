@@ -9,9 +9,10 @@
 #define MAX_DEVICES 64
 #define PLACES 14  // bits of a place's number: far more numbers than tensors that the cache holds at once
 static double room, evicted;
-static struct {
+typedef struct {
   double touched, filled, dirty;  // bytes: all that was touched; of late brought into the cache; and written there
-} caches[MAX_DEVICES];
+} Cache;
+static Cache caches[MAX_DEVICES];
 static struct {
   uint64_t place;
   double touched;  // by its device when the place was touched last
@@ -45,12 +46,12 @@ static double decay(double x) {
   return result;
 }
 
-double virtual_gpu_missed_share(int device, const Touch* touches, const uint64_t* places, int count, Results results) {
+double virtual_gpu_missed_share(int slot, const Touch* touches, const uint64_t* places, int count, Results results) {
   double moved = results.bytes, read = 0, filled = results.filled, dirty = results.filled, waits = 0;
-  device = virtual_gpu_slot(device) % MAX_DEVICES;
-  caches[device].touched += results.bytes;
-  for (int i = 0; i < count; i++) caches[device].touched += touches[i].bytes;
-  double total = caches[device].touched;
+  Cache* cache = &caches[slot % MAX_DEVICES];
+  double total = cache->touched + results.bytes;
+  for (int i = 0; i < count; i++) total += touches[i].bytes;
+  cache->touched = total;
   for (int i = 0; i < count; i++) {
     double each = missed(places[i], touches[i].bytes, total);
     moved += touches[i].bytes * (touches[i].is_read + touches[i].is_written);
@@ -61,20 +62,20 @@ double virtual_gpu_missed_share(int device, const Touch* touches, const uint64_t
   for (int i = 0; i < count; i++) keep(places[i], total);
   if (filled && room) {
     double stays = decay(filled / room);
-    caches[device].filled = caches[device].filled * stays + filled;
-    caches[device].dirty = caches[device].dirty * stays + dirty;
-    waits = read + filled * caches[device].dirty / caches[device].filled;
+    cache->filled = cache->filled * stays + filled;
+    cache->dirty = cache->dirty * stays + dirty;
+    waits = read + filled * cache->dirty / cache->filled;
   } else if (filled) {
     waits = moved;
   }
   return moved ? least(1, waits / moved) : 0;
 }
-Results virtual_gpu_results(int device, const Touch* touches, int count) {
-  double bytes = 0, filled = 0, total = caches[virtual_gpu_slot(device) % MAX_DEVICES].touched;
+Results virtual_gpu_results(int slot, const Touch* touches, const uint64_t* places, int count) {
+  double bytes = 0, filled = 0, total = caches[slot % MAX_DEVICES].touched;
   for (int i = 0; i < count; i++) {
     bytes += touches[i].bytes;
-    filled += missed(touches[i].place, touches[i].bytes, total);
+    filled += missed(places[i], touches[i].bytes, total);
   }
-  for (int i = 0; i < count; i++) keep(touches[i].place, total);
+  for (int i = 0; i < count; i++) keep(places[i], total);
   return (Results){bytes, filled};
 }

@@ -28,23 +28,12 @@ static int64_t computed;  // ns, of eased work
 
 // ---- the queue
 
-enum { QUEUED = 32, MOST = 4 };  // calls; tensors of each
-typedef struct {  // of an operator, or a part of it
-  Operation* what;
-  const Touch* touches;  // what it reads and writes
-  uint64_t places[MOST];
-  Touch result;
-  cudaStream_t stream;
-  int64_t arrives;
-  short device;
-  short touched;  // how many places; -1 in all parts but the first
-  short kernel;   // its number within the operator; -1 for none
-  short returns;  // whether the operator has returned `result`, of no bytes if it has written none
-} __attribute__((aligned(64))) Call;
+enum { QUEUED = 32 };
 static Call queue[QUEUED];  // under the clock's lock
 static int queued;
-// What is not in the queue yet of the thread's operator. Nobody waits for its kernels before it returns, but in its thread.
-static __thread Call unqueued;
+// Not in the queue yet: nobody waits for the kernels of an operator before it returns, but in its thread.
+__thread Call virtual_gpu_call;
+#define unqueued virtual_gpu_call
 
 static int64_t takes(const Operation* what, double missed_share) {
   if (what->missed_ns) return what->held_ns + missed_share * (what->missed_ns - what->held_ns);
@@ -60,14 +49,17 @@ static int64_t share(const Operation* what, int place) {
   if (what->product && others < what->takes / 2) return place + 1 == what->product ? what->takes - others : bare_ns;
   return what->takes * (place + 1) / what->kernels - what->takes * place / what->kernels;
 }
-static void begins(Operation* what, int device, const Touch* touches, const uint64_t* places, int count) {
-  what->takes = takes(what, virtual_gpu_missed_share(device, touches, places, count, what->results));
+static void begins(Operation* what, int slot, const Touch* touches, const uint64_t* places, int count) {
+  what->takes = takes(what, virtual_gpu_missed_share(slot, touches, places, count, what->results));
 }
 static void find_times(const Call* call) {
   Operation* what = call->what;
-  if (call->touched >= 0) begins(what, call->device, call->touches, call->places, call->touched);
+  int slot = virtual_gpu_slot(call->device);
+  if (call->touched >= 0) begins(what, slot, call->touches, call->places, call->touched);
   if (call->kernel >= 0) virtual_gpu_place(what, call->stream, call->device, share(what, call->kernel), call->arrives);
-  if (call->returns) what->results = virtual_gpu_results(call->device, &call->result, call->result.bytes > 0);
+  if (!call->returns) return;
+  Touch result = {call->result_bytes};
+  what->results = virtual_gpu_results(slot, &result, &call->result_place, result.bytes > 0);
 }
 static void find_queued(void) {
   for (int i = 0; i < queued; i++) {
@@ -94,34 +86,29 @@ static void append(void) {
 
 // ---- operators
 
-void virtual_gpu_begin_operator(Operation* what, const Touch* touches, const uint64_t* places, int count) {
-  thread.runs = what, thread.launched = thread.pending = 0;
-  if (what->took_ns < 0) {
-    products[0] = 0;
-    return;
-  }
-  next_part();
-  unqueued.what = what, unqueued.device = virtual_gpu_current();
-  if (count <= MOST) {
-    unqueued.touches = touches, unqueued.touched = count;
-    for (int i = 0; i < count; i++) unqueued.places[i] = places[i];
-  } else {
-    virtual_gpu_hold();
-    begins(what, unqueued.device, touches, places, count);
-    virtual_gpu_unlock();
-  }
+void virtual_gpu_begin_unknown(Operation* what) {
+  virtual_gpu_begin_operator(what);
+  if (what->took_ns < 0) products[0] = 0, unqueued.what = NULL;
 }
-void virtual_gpu_end_operator(const Touch* results, int count) {
+void virtual_gpu_touches(const Touch* touches, const uint64_t* places, int count) {
+  unqueued.touched = -1;
+  virtual_gpu_hold();
+  begins(unqueued.what, virtual_gpu_slot(unqueued.device), touches, places, count);
+  virtual_gpu_unlock();
+}
+void virtual_gpu_end_operator(float bytes, uint64_t place) {
   thread.runs = NULL;
   if (!unqueued.what) return;
-  if (count <= 1) {
-    unqueued.returns = 1, unqueued.result = count ? *results : (Touch){0};
-    append();
-  } else {
-    virtual_gpu_hold();
-    unqueued.what->results = virtual_gpu_results(unqueued.device, results, count);
-    virtual_gpu_unlock();
-  }
+  unqueued.returns = 1, unqueued.result_bytes = bytes, unqueued.result_place = place;
+  append();
+  unqueued.what = NULL;
+}
+void virtual_gpu_end_operator_with(const Touch* results, const uint64_t* places, int count) {
+  thread.runs = NULL;
+  if (!unqueued.what) return;
+  virtual_gpu_hold();
+  unqueued.what->results = virtual_gpu_results(virtual_gpu_slot(unqueued.device), results, places, count);
+  virtual_gpu_unlock();
   unqueued.what = NULL;
 }
 const char* virtual_gpu_products(void) { return products; }
@@ -142,7 +129,7 @@ void virtual_gpu_place_pending(const Touch* touches, const uint64_t* places, int
   thread.runs = NULL, thread.pending = 0, unqueued.what = NULL;
   if (what->took_ns < 0) virtual_gpu_estimated(what, virtual_gpu_bare_ns() * count, "unknown", 0, 1);
   virtual_gpu_hold();
-  begins(what, virtual_gpu_current(), touches, places, touched);
+  begins(what, virtual_gpu_slot(virtual_gpu_current()), touches, places, touched);
   virtual_gpu_unlock();
   int products = 0;
   for (int i = 0; i < count; i++)
@@ -157,8 +144,14 @@ void virtual_gpu_place_pending(const Touch* touches, const uint64_t* places, int
 
 // ---- their kernels, and those of no operator
 
+int virtual_gpu_joins(void* stream) {
+  if (!thread.runs || !thread.runs->kernels || virtual_gpu_is_recording() || virtual_gpu_is_capturing()) return 0;
+  if (unqueued.kernel >= 0) append(), next_part();
+  unqueued.stream = stream, unqueued.arrives = virtual_gpu_arrival(), unqueued.kernel = thread.launched++;
+  return 1;
+}
 void virtual_gpu_launched(const Kernel* kernel, void* stream) {
-  if (!virtual_gpu_has_clock()) return;
+  if (!virtual_gpu_has_clock() || virtual_gpu_joins(stream)) return;
   Operation* what = thread.runs;
   if (!what) {
     char text[512];
@@ -166,21 +159,17 @@ void virtual_gpu_launched(const Kernel* kernel, void* stream) {
     virtual_gpu_put(virtual_gpu_operation(kernel->name ? kernel->name : "?", text), kernel, stream);
     return;
   }
-  int is_recording = virtual_gpu_is_recording();
-  uint32_t recorded = is_recording ? virtual_gpu_record_call(LAUNCH_KERNEL) : 0;
+  uint32_t recorded = virtual_gpu_is_recording() ? virtual_gpu_record_call(LAUNCH_KERNEL) : 0;
   int64_t arrives = virtual_gpu_arrival();
   int place = thread.launched++;
   if (what->took_ns < 0 || !what->kernels) {
     if (thread.pending == room) pending = realloc(pending, (room = room ? 2 * room : 64) * sizeof *pending);
     pending[thread.pending++] = (Pending){*kernel, stream, arrives, recorded};
-  } else if (is_recording || virtual_gpu_is_capturing()) {
+  } else {
     virtual_gpu_hold();
     int64_t took = share(what, place);
     virtual_gpu_unlock();
     virtual_gpu_work(what, kernel, stream, took, arrives);
-  } else {
-    if (unqueued.kernel >= 0) append(), next_part();
-    unqueued.stream = stream, unqueued.arrives = arrives, unqueued.kernel = place;
   }
 }
 void virtual_gpu_put(Operation* what, const Kernel* kernel, void* stream) {
@@ -204,7 +193,7 @@ void virtual_gpu_replay(const Kept* kernels, int count, void* stream) {
   for (int i = 0; i < count; i++) virtual_gpu_work(kernels[i].what, &kernels[i].kernel, stream, kernels[i].took_ns, arrives);
 }
 void virtual_gpu_multiplied(int type, long m, long n, long k, int batch, void* stream) {
-  if (!virtual_gpu_has_clock()) return;
+  if (!virtual_gpu_has_clock() || virtual_gpu_joins(stream)) return;
   const char* dtype = type == CUDA_R_16BF ? "bf16" : type == CUDA_R_16F ? "fp16" : type == CUDA_R_32F ? "fp32"
                       : type == CUDA_R_64F ? "fp64" : type == CUDA_R_8I ? "int8" : "fp8";
   Kernel kernel = {type == CUDA_R_16BF  ? "cublas_gemm_bf16"

@@ -8,7 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <atomic>
@@ -26,17 +26,23 @@ namespace {
 struct alignas(128) Known {
   uint64_t hash = 0;
   Operation* what = nullptr;
-  std::atomic<Known*> next = nullptr;  // what followed last time, in whichever thread
-  std::atomic<const Touch*> touched = nullptr;  // the arguments that its kernels touch; null until it was estimated
-  int num_touched = 0;
-  char results[12] = {};  // a letter for each, as in Operation::accesses
-  Touch few[2];           // `touched`, if these are enough
+  Known* next = nullptr;           // what followed last time, in whichever thread
+  const Touch* touched = nullptr;  // the arguments that its kernels touch; null until it was estimated
+  Touch few[3];                    // `touched`, if these are enough
+  short num_touched = 0;
+  char results[14] = {};  // a letter for each, as in Operation::accesses
   std::string inputs;     // in JSON, for the estimate
 };
+template <class Pointer>
+[[gnu::always_inline]] inline Pointer* load(Pointer* const& from) { return __atomic_load_n(&from, __ATOMIC_ACQUIRE); }
+template <class Pointer>
+[[gnu::always_inline]] inline void store(Pointer*& to, Pointer* what) { __atomic_store_n(&to, what, __ATOMIC_RELEASE); }
 
 std::mutex lock;
-std::atomic<Known*> known[1 << 13];                  // by hash, read without the lock
+constexpr int PLACES = 13;                           // bits of a hash: its highest, which all that was mixed in decides
+Known* known[1 << PLACES];                           // by hash, read without the lock
 std::unordered_map<uint64_t, Known*> known_besides;  // those that came second to a place
+Known*& place_in_known(uint64_t hash) { return known[hash >> (64 - PLACES)]; }
 Known* new_known() {
   constexpr int TOGETHER = 256;
   static Known* side_by_side;
@@ -48,7 +54,7 @@ void (*estimate)(Operation*, const char* inputs, const char* products);
 
 // Leaves those that the kernels read or write, by the letters for arguments or results.
 void keep_accessed(std::string_view letters, Touches& touches) {
-  auto is_not = [letters](Touch& each) {
+  auto is_not = [letters](Touched& each) {
     char letter = each.argument < (int)letters.size() ? letters[each.argument] : '-';
     each.is_read = letter == 'r' || letter == 'b', each.is_written = letter == 'w' || letter == 'b';
     return letter == '-';
@@ -66,7 +72,7 @@ void learn_accesses(Known& found, Touches& touches) {
   found.num_touched = touches.size();
   Touch* to = touches.size() > std::size(found.few) ? new Touch[touches.size()] : found.few;
   std::copy(touches.begin(), touches.end(), to);
-  found.touched = to;
+  store<const Touch>(found.touched, to);
 }
 
 // Tokens that the program has looked up in its largest embedding, which has this many rows.
@@ -94,6 +100,16 @@ struct Open {
 };
 template struct Open<&Safe::kernel_>;
 
+// Tensors and their places, as the clock takes them.
+struct Together {
+  std::vector<Touch> touches;
+  std::vector<uint64_t> places;
+  explicit Together(const Touches& from) : touches(from.begin(), from.end()) {
+    for (const Touched& each : from) places.push_back(each.place);
+  }
+  void told(void (*tell)(const Touch*, const uint64_t*, int)) { tell(touches.data(), places.data(), places.size()); }
+};
+
 // An operator that was begun. Ends it.
 struct Running {
   Known& found;
@@ -101,25 +117,29 @@ struct Running {
   bool has_ended = false;
 
   ~Running() {
-    if (!has_ended) end(nullptr, 0);
+    if (!has_ended) end(0, 0);
   }
   void returned(Values results) {
     Touches written = find_touched(results);
     keep_accessed(found.results, written);
-    end(written.data(), written.size());
+    if (written.size() < 2) end(written.empty() ? 0 : written[0].bytes, written.empty() ? 0 : written[0].place);
+    else if (!has_settled()) Together(written).told(virtual_gpu_end_operator_with);
   }
   [[gnu::always_inline]] void returned(const at::Tensor& result) {
-    Touch written = {0, (double)result.nbytes(), 0, -1, 0, 1};
-    bool is_touched = found.results[0] == 'w' && written.bytes >= SMALLEST;
-    if (is_touched) written.place = place_of(result);
-    end(&written, is_touched);
+    const c10::StorageImpl* storage = found.results[0] == 'w' ? storage_of(result) : nullptr;  // it has it for itself
+    bool is_touched = storage && (int64_t)storage->nbytes() >= SMALLEST;
+    end(is_touched ? storage->nbytes() : 0, is_touched ? place_of(result) : 0);
   }
 
  private:
-  void end(const Touch* written, int count) {
+  [[gnu::always_inline]] void end(float bytes, uint64_t place) {
+    if (!has_settled()) virtual_gpu_end_operator(bytes, place);
+  }
+  [[gnu::always_inline]] bool has_settled() {
     has_ended = true;
-    if (virtual_gpu_thread.pending) settle();
-    else virtual_gpu_end_operator(written, count);
+    if (virtual_gpu_thread.pending) [[unlikely]] settle();
+    else return false;
+    return true;
   }
   // Puts the kernels on their streams that were launched before the operator was estimated.
   [[gnu::cold]] void settle() {
@@ -132,7 +152,7 @@ struct Running {
     }
     if (what->accesses) learn_accesses(found, touches);
     else touches.clear();
-    virtual_gpu_place_pending(touches.data(), places_of(touches).data(), touches.size());
+    Together(touches).told(virtual_gpu_place_pending);
   }
 };
 
@@ -143,7 +163,7 @@ class Watch : public c10::OperatorKernel {
 
   // `run` runs the kernel and returns its results.
   template <class Inputs, class Run>
-  std::invoke_result_t<Run> watch(const Inputs& inputs, Run run) {
+  [[gnu::always_inline]] std::invoke_result_t<Run> watch(const Inputs& inputs, Run run) {
     Thread& thread = virtual_gpu_thread;
     if (thread.runs) return run();  // operators that one calls which was described are not
     if (has_new) [[unlikely]] watch_new();
@@ -151,15 +171,25 @@ class Watch : public c10::OperatorKernel {
     Known* found = describe(inputs, last);
     if (!found) return run();
     __builtin_prefetch(found->what);
-    if (last) last->next.store(found, std::memory_order_release);
+    if (last && load(last->next) != found) store(last->next, found);
     thread.last = found;
-    __builtin_prefetch(found->next.load(std::memory_order_relaxed));
-    const Touch* touched = found->touched.load(std::memory_order_acquire);
+    __builtin_prefetch(load(found->next));
+    const Touch* touched = load(found->touched);
     if (!touched) [[unlikely]] touched = learn(*found, inputs);
     if (!touched) [[unlikely]] return watch_unknown(*found, inputs, run);
-    Places places;
-    for (int i = 0; i < found->num_touched; i++) places.push_back(place_of(inputs.tensor(touched[i].argument, touched[i].item)));
-    virtual_gpu_begin_operator(found->what, touched, places.data(), places.size());
+    virtual_gpu_begin_operator(found->what);
+    if (found->num_touched <= MOST_TOUCHED) [[likely]] {
+      Call& call = virtual_gpu_call;
+      call.touched = found->num_touched;
+      for (int i = 0; i < found->num_touched; i++) {
+        call.touches[i] = touched[i];
+        call.places[i] = place_of(inputs.tensor(touched[i].argument, touched[i].item));
+      }
+    } else {
+      std::vector<uint64_t> places;
+      for (int i = 0; i < found->num_touched; i++) places.push_back(place_of(inputs.tensor(touched[i].argument, touched[i].item)));
+      virtual_gpu_touches(touched, places.data(), places.size());
+    }
     Running running{*found};
     std::invoke_result_t<Run> results = run();
     running.returned(results);
@@ -174,17 +204,17 @@ class Watch : public c10::OperatorKernel {
   template <class Inputs>
   [[gnu::always_inline]] Known* describe(const Inputs& inputs, const Known* last) const {
     // whether a checkpointed block runs again: within backward, and recording operators for it
-    bool again = c10::GradMode::is_enabled() && torch::autograd::get_current_node().get() != nullptr;
+    bool again = c10::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1;
     uint64_t hash = (uint64_t)this + again;
     if (!inputs.mix_into(hash)) return nullptr;
-    Known* found = last ? last->next.load(std::memory_order_acquire) : nullptr;
+    Known* found = last ? load(last->next) : nullptr;
     if (found && found->hash == hash) return found;
-    found = known[hash % std::size(known)];
+    found = load(place_in_known(hash));
     return found && found->hash == hash ? found : describe(Values(inputs.boxed()), hash, again);
   }
   [[gnu::cold]] Known* describe(Values inputs, uint64_t hash, bool again) const {
     std::lock_guard<std::mutex> guard(lock);
-    std::atomic<Known*>& place = known[hash % std::size(known)];
+    Known*& place = place_in_known(hash);
     Known* found = place;
     if (found && found->hash != hash) found = known_besides[hash];
     if (found) return found;
@@ -199,7 +229,7 @@ class Watch : public c10::OperatorKernel {
     found->what = virtual_gpu_operation((is_triton ? inputs.back().toStringRef() : name).c_str(), description.c_str());
     found->what->is_repeated = again;
     found->hash = hash;
-    if (!place) place = found;
+    if (!place) store(place, found);
     else known_besides[hash] = found;
     return found;
   }
@@ -216,7 +246,7 @@ class Watch : public c10::OperatorKernel {
   template <class Inputs, class Run>
   [[gnu::cold]] static std::invoke_result_t<Run> watch_unknown(Known& found, const Inputs& inputs, Run run) {
     Running running{found, find_touched(Values(inputs.boxed()))};
-    virtual_gpu_begin_operator(found.what, nullptr, nullptr, 0);
+    virtual_gpu_begin_unknown(found.what);
     return run();
   }
 };

@@ -14,7 +14,6 @@
 // ---- devices
 
 static int slots[64], num_visible;
-static __thread int current;
 
 int virtual_gpu_count_all(void) { return virtual_gpu_number("VIRTUAL_GPU_COUNT", 1); }
 
@@ -41,7 +40,7 @@ int virtual_gpu_count(void) {
   return num_visible;
 }
 int virtual_gpu_slot(int device) { return device >= 0 && device < virtual_gpu_count() ? slots[device] : 0; }
-int virtual_gpu_current(void) { return current; }
+int virtual_gpu_current(void) { return virtual_gpu_thread.device; }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* p, int device) {
   memset(p, 0, sizeof *p);
@@ -109,12 +108,12 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return *count ? cudaSuccess : cudaErrorNoDevice;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = current;
+  *device = virtual_gpu_thread.device;
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= virtual_gpu_count()) return cudaErrorInvalidDevice;
-  current = device;
+  virtual_gpu_thread.device = device;
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) {
@@ -217,6 +216,7 @@ cudaError_t cudaLaunchKernel(
     const void* function, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
   CALLED;
   last_kernel = function;
+  if (!virtual_gpu_has_clock() || virtual_gpu_joins(stream)) return cudaSuccess;
   Kernel kernel = named(function, grid, block, shared);
   if (function == spin_kernel) virtual_gpu_spins(&kernel, *(int64_t*)arguments[0], stream);
   else virtual_gpu_launched(&kernel, stream);
