@@ -122,7 +122,8 @@ struct Running {
   void returned(Values results) {
     Touches written = find_touched(results);
     keep_accessed(found.results, written);
-    if (written.size() < 2) end(written.empty() ? 0 : written[0].bytes, written.empty() ? 0 : written[0].place);
+    if (written.empty()) end(0, 0);
+    else if (written.size() == 1) end(written[0].bytes, written[0].place);
     else if (!has_settled()) Together(written).told(virtual_gpu_end_operator_with);
   }
   [[gnu::always_inline]] void returned(const at::Tensor& result) {
@@ -137,8 +138,8 @@ struct Running {
   }
   [[gnu::always_inline]] bool has_settled() {
     has_ended = true;
-    if (virtual_gpu_thread.pending) [[unlikely]] settle();
-    else return false;
+    if (!virtual_gpu_thread.pending) [[likely]] return false;
+    settle();
     return true;
   }
   // Puts the kernels on their streams that were launched before the operator was estimated.
