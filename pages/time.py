@@ -24,6 +24,7 @@ SLOW_HOSTS = ROOT / "profiles" / "cpu" / "slow_hosts.json"
 HOST = ROOT / "profiles" / "cpu" / "host_times.json"
 HOST_CALLS = ROOT / "profiles" / "h100" / "host_calls.json"
 METHODS = ROOT / "profiles" / "published" / "peft.json"
+IMAGES = ROOT / "profiles" / "published" / "resnet50.json"
 PAGE = ROOT / "docs" / "time.md"
 LARGEST = 12
 """Misses of published runs that the page lists."""
@@ -104,6 +105,7 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "copies": _copies(),
         "pairs": _pairs(found["recipes"]),
         "methods": _methods(json.loads(METHODS.read_bytes())),
+        "images": _images(json.loads(IMAGES.read_bytes())["rows"]),
     }
 
 
@@ -291,6 +293,28 @@ def _torchtune(rows: Iterable[Mapping[str, Any]]) -> str:
         "loss after each step, and it counts every token of a row."
     )
     return f"{table}\n{textwrap.fill(said, 120)}\n"
+
+
+def _images(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Images a second of ResNet-50, and how far off they are in all."""
+    table = markdown_table(
+        ("device", "precision", "images a step", "measured, images/s", "emulated", "error"),
+        [
+            (
+                row["gpu"],
+                "mixed, fp16" if row["mixed"] else "fp32",
+                str(row["rows"]),
+                f"{row['measured']:,.0f}",
+                f"{row['estimated']:,.0f}",
+                f"{row['error']:+.1%}",
+            )
+            for row in rows
+        ],
+        range(2, 6),
+    )
+    size = sorted(abs(row["error"]) for row in rows)
+    median = f"{statistics.median(size):.1%}"
+    return f"{table}\nMedian error of these {len(size)}: {median}; the largest is {size[-1]:.1%}.\n"
 
 
 def _estimates(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -166,11 +166,17 @@ class Hardware:
         return 2 * (HOPPERS_CUBLAS_WORKSPACE_BYTES if large else CUBLAS_WORKSPACE_BYTES)
 
     def supports(self, dtype: str) -> bool:
-        """Whether the device multiplies matrices of `dtype` (fp32, bf16, fp16, fp8) in hardware."""
-        return dtype in self.datasheet.flops
+        """Whether the device multiplies matrices of `dtype` (fp32, tf32, bf16, fp16, fp8) in hardware."""
+        return ("bf16" if dtype == "tf32" else dtype) in self.datasheet.flops
 
     def peak_flops(self, dtype: str) -> float:
-        """The datasheet's dense FLOP/s in `dtype`. Raises InputError if the device has no such units."""
+        """The datasheet's dense FLOP/s in `dtype`. Raises InputError if the device has no such units.
+
+        Tensor cores that multiply in bf16 do so in tf32, at half of its rate, on every device that has either
+        (NVIDIA's data sheets of A100, A40, L40S, H100 and B200).
+        """
+        if dtype == "tf32" and self.supports(dtype):
+            return self.datasheet.flops["bf16"].value / 2
         if not self.supports(dtype):
             has = ", ".join(self.datasheet.flops)
             raise InputError(

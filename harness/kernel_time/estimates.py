@@ -46,7 +46,13 @@ START_A_NODE_US = 6.0
 
 THIN = 32
 """The inner size up to which a product in fp32, as of a LoRA adapter, takes as long as its result takes."""
-ELEMENT_BYTES = {"fp32": (4.0, 4.0), "bf16": (2.0, 2.0), "fp16": (2.0, 2.0), "fp8": (1.0, 2.0)}
+ELEMENT_BYTES = {
+    "fp32": (4.0, 4.0),
+    "tf32": (4.0, 4.0),
+    "bf16": (2.0, 2.0),
+    "fp16": (2.0, 2.0),
+    "fp8": (1.0, 2.0),
+}
 """Bytes of an element of a product's factors and of its result, by the factors' dtype."""
 
 
@@ -104,8 +110,8 @@ def product(
     sustained: bool = True,
     quiet: bool = False,
 ) -> float:
-    """Seconds of `batch` products of m x k and k x n in `dtype` (bf16, fp16, fp32; fp8, whose result is in 16
-    bit), accumulated in fp32. `quiet`: one factor is nearly all zeros.
+    """Seconds of `batch` products of m x k and k x n in `dtype` (bf16, fp16, fp32; tf32, of numbers in fp32;
+    fp8, whose result is in 16 bit), accumulated in fp32. `quiet`: one factor is nearly all zeros.
 
     Raises InputError for a dtype that the device does not compute in.
     """

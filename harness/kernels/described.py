@@ -13,7 +13,9 @@ from harness.hardware import GPUS_PER_NODE, NETWORK, Hardware
 from harness.kernel_time import CacheRoom, PowerLimit, cache_room, collective, memory, product, transfer
 from harness.kernels.cost import accesses, given_results, operator_cost
 from harness.kernels.gpu import Gpu
+from harness.kernels.operator_time import dtype_of_products, is_convolution
 from harness.kernels.operators import operator_of, script_of, unknown_ops
+from harness.training import DTYPES
 
 
 class Estimate(NamedTuple):
@@ -89,13 +91,19 @@ class Described:
         letters = _letters(func, args, kwargs, out)
         return estimate._replace(held_s=held_s, missed_s=cost.missed_s, accesses=letters)
 
+    def multiplied_in(self, name: str, dtype: str) -> str:
+        """What the operator `name` multiplies numbers of `dtype` in: "tf32" for fp32 where allowed."""
+        known = DTYPES.get(dtype)
+        return dtype if known is None else dtype_of_products(known, self.hardware, is_convolution(name))
+
     def product(self, text: str) -> Estimate:
         """The estimate of "bf16 M N K BATCH": BATCH products of M x K and K x N."""
         dtype, *sizes = text.split()
         m, n, k, batch = map(int, sizes)
-        computed = dtype if dtype in ("bf16", "fp16", "fp32") else "fp16"
+        known = DTYPES.get(dtype)
+        computed = "fp16" if known is None else dtype_of_products(known, self.hardware)
         seconds = product(self.hardware, computed, m, n, k, batch)
-        return Estimate(seconds, "product", 2 * m * n * k * batch, computed != dtype)
+        return Estimate(seconds, "product", 2 * m * n * k * batch, known is None)
 
     def alone(self, description: str) -> Estimate:
         """The estimate of work that no operator launched: "product DTYPE M N K BATCH", "collective KIND BYTES

@@ -1,5 +1,6 @@
 """How long one operator takes on a device: describes its kernel as harness/kernel_time asks for it."""
 
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from harness.kernel_time import ALIGNED_BYTES, KernelKind, attention, memory, pr
 from harness.kernels.collectives import BF16_TO_FP32
 from harness.kernels.operators import operator_name
 from harness.kernels.walks import walk_of
+from harness.observe import Convolution
 from harness.training import DTYPES
 
 KernelClass = Literal[
@@ -48,7 +50,7 @@ class OperatorTime(NamedTuple):
 
 
 _OPERATORS: dict[KernelClass, str] = {
-    "norm": "native_layer_norm native_group_norm _fused_rms_norm",
+    "norm": "native_layer_norm native_group_norm _fused_rms_norm native_batch_norm cudnn_batch_norm",
     "softmax": "_softmax _safe_softmax",
     "cross_entropy": "_log_softmax nll_loss_forward nll_loss_backward",
     "embedding": "embedding embedding_dense_backward index_select",
@@ -97,6 +99,8 @@ def operator_time(
     kernel that has ended when the FLOPs begin. Raises InputError for a dtype that the device does not compute
     in."""
     name = operator_name(func)
+    if is_convolution(name):
+        return _convolution(Convolution.of(name, args, out), hardware, moved)
     if not flops:
         kernel = class_of(name)
         if kernel == "copy_in":
@@ -106,8 +110,7 @@ def operator_time(
         seconds = memory(hardware, timed_as, moved, elements=elements) if moved else 0.0
         return OperatorTime(seconds, "memory", kernel, False, timed_as=timed_as, elements=elements)
     factor = next(iter(_factors(name, args)), None)
-    # one without a rate in the table (int8) counts as fp16, which every device computes in
-    dtype = "fp16" if factor is None else _NAMES.get(factor.dtype, "fp16")
+    dtype = "fp16" if factor is None else dtype_of_products(factor.dtype, hardware)
     rest = moved - before
     memory_s = memory(hardware, "elementwise", rest)
     kind: Literal["attention", "product"] = "attention" if "attention" in name else "product"
@@ -125,6 +128,42 @@ def operator_time(
     # attention's estimates stay: on an H100 it took longer at the boost clock than its fit says
     at_limit = computes and kind == "product" and dtype in ("bf16", "fp16")
     return OperatorTime(seconds, kind, kind, computes, at_limit)
+
+
+def is_convolution(name: str) -> bool:
+    """Whether `name` ("aten::mm") is aten::convolution or its backward."""
+    return name.startswith("aten::convolution")
+
+
+def _convolution(call: Convolution, hardware: Hardware, moved: int) -> OperatorTime:
+    """The time of cuDNN's products. Its kernels for tensor cores want channels last: where neither side lies
+    so, it transposes what it reads and what it has made. Which way a result lies on CUDA, meta does not say."""
+    if call.is_depthwise:
+        return OperatorTime(memory(hardware, "elementwise", moved), "memory", "elementwise", False)
+    dtype = dtype_of_products(call.weight.dtype, hardware, of_convolutions=True)
+    seconds = sum(product(hardware, dtype, *each) for each in call.products())
+    sides = call.smaller, call.larger
+    if dtype != "fp32" and not any(map(_has_channels_last, sides)):
+        seconds += memory(hardware, "copy", sum(2 * side.nbytes for side in sides) * len(call.makes))
+    computes = seconds > moved / hardware.memory_bandwidth
+    seconds = max(seconds, moved / hardware.memory_bandwidth)
+    return OperatorTime(seconds, "product", "product", computes, computes and dtype in ("bf16", "fp16"))
+
+
+def _has_channels_last(tensor: Tensor) -> bool:
+    """Whether the channels of a position lie side by side, as those of one position, or one channel, do."""
+    return tensor.shape[1] == 1 or prod(tensor.shape[2:]) == 1 or tensor.stride(1) == 1
+
+
+def dtype_of_products(dtype: torch.dtype, hardware: Hardware, of_convolutions: bool = False) -> str:
+    """The name of `dtype` as units that multiply have it: "tf32" for fp32 where this program allows it.
+    PyTorch allows it for convolutions if nothing else is said. One without a rate in the table, as int8,
+    counts as fp16, which every device computes in."""
+    name = _NAMES.get(dtype, "fp16")
+    backends: Any = torch.backends
+    backend = backends.cudnn.conv if of_convolutions else backends.cuda.matmul
+    allowed = name == "fp32" and backend.fp32_precision == "tf32" and hardware.supports("tf32")
+    return "tf32" if allowed else name
 
 
 def _copy_in(before: torch.dtype, after: torch.dtype) -> KernelClass:

@@ -61,12 +61,12 @@ def _initialized(func: Any, args: Any, kwargs: Any) -> Tensor:
 ELEMENTWISE = "elementwise: one kernel, which converts dtypes itself"
 declare(
     """
-    __or__ abs add add_ addcdiv_ bitwise_and bitwise_not bitwise_or bitwise_xor clamp clamp_ clamp_min cos div
-    div_ elu eq erf erfinv exp exp_ expm1 flip floor floor_divide ge gelu gelu_backward gt hardtanh le lerp
-    lerp_ log log_ log1p log_sigmoid_backward logical_and logical_and_ lt masked_fill masked_fill_ maximum
-    minimum mul mul_ native_dropout_backward ne neg neg_ polar pow_ reciprocal relu remainder roll rsqrt
-    rsqrt_ rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus sqrt sqrt_ sub sub_ tanh
-    tanh_backward threshold_backward
+    __or__ abs add add_ addcdiv_ bitwise_and bitwise_not bitwise_or bitwise_xor clamp clamp_ clamp_min cos
+    div div_ elu eq erf erfinv exp exp_ expm1 flip floor floor_divide ge gelu gelu_backward gt hardswish
+    hardswish_ hardtanh le leaky_relu leaky_relu_ lerp lerp_ log log_ log1p log_sigmoid_backward logical_and
+    logical_and_ lt masked_fill masked_fill_ maximum minimum mul mul_ native_dropout_backward ne neg neg_
+    polar pow_ reciprocal relu relu_ remainder roll rsqrt rsqrt_ rsub sgn sgn_ sigmoid sigmoid_backward sign
+    silu silu_backward sin softplus sqrt sqrt_ sub sub_ tanh tanh_backward threshold_backward
     """,
     nothing=ELEMENTWISE,
 )
@@ -79,7 +79,7 @@ declare("addcmul_", nothing=ELEMENTWISE, unread=2)  # the gradient squared: both
 LISTS = "lists of tensors: their addresses are arguments of the kernel"
 declare(
     """
-    _foreach_add_ _foreach_addcdiv_ _foreach_clamp_min_ _foreach_div _foreach_div_ _foreach_lerp_
+    _foreach_add _foreach_add_ _foreach_addcdiv_ _foreach_clamp_min_ _foreach_div _foreach_div_ _foreach_lerp_
     _foreach_mul _foreach_mul_ _foreach_rsqrt_ _foreach_sqrt _foreach_sqrt_ _foreach_sub_
     """,
     nothing=LISTS,
@@ -98,7 +98,7 @@ declare("arange eye full linspace ones randn randn_like scalar_tensor zeros", no
 declare("empty empty_like empty_strided new_empty new_empty_strided", nothing=FILLED, launches=False)
 # the argument is given for its shape alone
 declare("new_full new_ones new_zeros full_like ones_like zeros_like", nothing=FILLED, unread=0)
-declare("fill_", nothing=FILLED, unread=0)
+declare("bernoulli_ fill_ random_", nothing=FILLED, unread=0)
 declare("normal_ uniform_ zero_", nothing=FILLED, unread=0, result=_initialized)
 # cuda/Copy.cu, copy_requires_temporaries: only between devices, and then only if dtypes differ or one
 # side is not contiguous. What is offloaded here is neither. PadNd.cpp fills and copies into a slice;
@@ -113,9 +113,12 @@ declare("copy_", nothing=COPIES, unread=0, result=_back_to_host)
 # The value goes to pinned host memory (cuda/CUDAScalar.cu).
 declare("_local_scalar_dense", nothing="reads a value back", result=_read_back)
 # cuda/Indexing.cu, index_select: of contiguous indices. cuda/NLLLoss.cu: of contiguous log-probabilities.
-# cuda/ScatterGatherKernel.cu, cuda/TriangularOps.cu, cuda/AveragePool2d.cu.
+# cuda/ScatterGatherKernel.cu, cuda/TriangularOps.cu, cuda/AveragePool2d.cu, cuda/DilatedMaxPool2d.cu,
+# cuda/UpSampleNearest2d.cu, cuda/UpSampleBilinear2d.cu.
 CONTIGUOUS = "one kernel over contiguous tensors"
 declare("scatter tril tril_ triu avg_pool2d avg_pool2d_backward", nothing=CONTIGUOUS)
+declare("max_pool2d_with_indices max_pool2d_with_indices_backward", nothing=CONTIGUOUS)
+declare("upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d", nothing=CONTIGUOUS)
 declare("gather index_select nll_loss_forward", nothing=CONTIGUOUS, looks_up=True)
 declare("nll_loss_backward", nothing=CONTIGUOUS, unread=1)
 # cuda/Indexing.cu, index_add_cuda_impl: by atomic additions, unless deterministic ones are asked for.
@@ -139,5 +142,5 @@ declare(
 
 # Of these only the bytes that they move are known. What they allocate inside has not been looked at.
 declare("lift_fresh", launches=False)
-declare("bernoulli_ _foreach_zero_ rand_like", unread=0)
+declare("_foreach_zero_ rand_like", unread=0)
 declare("index_copy_", scatters=True)

@@ -1,5 +1,6 @@
 """Instruments that two answers share while a step runs: trackers of storages, labels, recordings, FLOPs."""
 
+from harness.observe.convolutions import Convolution
 from harness.observe.flops import FlopCount, operator_flops
 from harness.observe.frames_of_error import failed_request
 from harness.observe.labels import (

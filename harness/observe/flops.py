@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from harness.kernel_time import causal_length
+from harness.observe.convolutions import Convolution
 
 aten = torch.ops.aten
 Formula = Callable[[Any, Any], int]
@@ -158,6 +160,10 @@ def _as_many_heads(tensors: Any) -> list[Any]:
     return [query, *((*shape[:1], query[1], *shape[2:]) for shape in others)]
 
 
+def _convolution(name: str, args: Any, out: Any) -> int:
+    return Convolution.of(name, args, out).flops
+
+
 def _int8_linear(args: Any, out: Any) -> int:
     (rows, inner), columns = args[0].reshape(-1, args[0].shape[-1]).shape, args[1].shape[0]
     return 2 * rows * inner * columns
@@ -183,6 +189,8 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("aten::addmm", "aten::addmm_"), _product(aten.addmm, 3)),
     "aten::baddbmm": _product(aten.baddbmm, 3),
     "aten::_scaled_mm": _product(aten.mm, 2),
+    # torch's count has the gradient of a group's filter once for each group
+    **{name: partial(_convolution, name) for name in ("aten::convolution", "aten::convolution_backward")},
     "aten::_grouped_mm": _grouped_mm,
     **{f"aten::_scaled_dot_product_{name}": _attention for name in _FUSED},
     **{f"aten::_scaled_dot_product_{name}_backward": _attention_backward for name in _FUSED},

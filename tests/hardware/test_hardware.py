@@ -178,6 +178,27 @@ def test_half_precision_is_what_the_box_says(name):
     assert find_hardware(name).peak_flops("bf16") == pytest.approx(tops * 1e12 / times, rel=0.01)
 
 
+TF32 = {
+    "a100-80gb": 156,
+    "a40": 74.8,
+    "l40s": 183,
+    "h100": 494.7,
+    "h100-pcie": 378,
+    "rtx-3090": 35.6,
+    "rtx-4090": 82.6,
+}
+"""Dense TFLOP/s in TF32, by NVIDIA's data sheets and its whitepapers on Ampere's and Ada's RTX cards."""
+
+
+@pytest.mark.parametrize("name", sorted(TF32))
+def test_tf32_is_half_of_bf16(name):
+    assert find_hardware(name).peak_flops("tf32") == pytest.approx(TF32[name] * 1e12, rel=0.02)
+
+
+def test_older_tensor_cores_have_no_tf32():
+    assert not find_hardware("v100-16gb").supports("tf32")
+
+
 @pytest.mark.parametrize("sheet", DATASHEETS, ids=lambda sheet: sheet.name)
 def test_every_number_is_plausible_and_says_where_it_is_from(sheet):
     named_gb = int(sheet.title.split()[-2])

@@ -203,3 +203,27 @@ def test_a_window_of_the_flash_attn_package():
     )
     keys = (torch.arange(8192) + 1).clamp(max=1024).sum().item()
     assert 2 * keys / 8192**2 < seen < 2 * keys / 8192**2 + 128 / 8192
+
+
+CONVOLUTIONS = {
+    "plain": (nn.Conv2d, {}, 1),
+    "strides": (nn.Conv2d, {"stride": 2, "padding": 1}, 1),
+    "transposed": (nn.ConvTranspose2d, {"stride": 2}, 1),
+    "groups": (nn.Conv2d, {"groups": 4}, 4),
+    "transposed groups": (nn.ConvTranspose2d, {"groups": 4}, 4),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CONVOLUTIONS))
+def test_a_convolution_meets_each_filter_at_each_position(name: str):
+    """PyTorch's own counter agrees, but for filters in groups, whose gradient it counts once a group."""
+    kind, options, groups = CONVOLUTIONS[name]
+    layer, images = kind(16, 32, 3, **options), torch.ones(2, 16, 20, 20, requires_grad=True)
+    count = counted(lambda: layer(images))
+    smaller = images if kind is nn.ConvTranspose2d else layer(images)
+    once = 2 * 2 * smaller.shape[2] * smaller.shape[3] * 16 * 32 * 9 // groups
+    assert dict(count.flops) == {"forward": once, "backward": 2 * once}
+    if groups == 1:
+        with FlopCounterMode(display=False) as theirs:
+            layer(images).sum().backward()
+        assert sum(count.flops.values()) == theirs.get_total_flops()

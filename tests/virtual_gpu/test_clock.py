@@ -370,3 +370,24 @@ def test_the_device_works_as_long_as_in_a_simulation(kernels: str, emulate, tmp_
     _, recipe = load_recipe(fields[0], fields[1:])
     phases = simulate(recipe, find_hardware("l40s"))[0].phases.values()
     assert busy_s == pytest.approx(sum(sum((phase.kernels_s or {}).values()) for phase in phases), rel=0.02)
+
+
+def test_a_convolution_takes_as_long_when_its_plans_were_tried_before(emulate) -> None:
+    """With cuDNN's benchmark the first call launches a kernel of every plan, and the others one."""
+    code = """
+images = torch.randn(64, 64, 56, 56, device="cuda").to(torch.float16, memory_format=torch.channels_last)
+layer = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False).cuda().half().to(memory_format=torch.channels_last)
+took = {}
+for tried in (False, True):
+    torch.backends.cudnn.benchmark = tried
+    layer(images[:32] if tried else images)
+    be_behind()
+    begin = event(); layer(images[:32] if tried else images); end = event()
+    torch.cuda.synchronize()
+    took[str(tried)] = begin.elapsed_time(end)
+print(json.dumps(took))
+"""
+    found = printed(emulate, code)
+    for tried, rows in (("False", 64), ("True", 32)):
+        alone = product(H100, "fp16", rows * 56 * 56, 64, 64 * 9) * PowerLimit(H100).factor * 1e3
+        assert found[tried] == pytest.approx(alone, rel=0.01)

@@ -281,7 +281,8 @@ double virtual_gpu_end_step(void) {
   for (int i = 0; i < num_operations; i++) {
     Operation* what = all[i];
     what->step_calls = what->calls - what->calls_before, what->step_ns = what->total_ns - what->ns_before;
-    what->calls_before = what->calls, what->ns_before = what->total_ns, flops += what->step_calls * what->flops;
+    what->calls_before = what->calls, what->ns_before = what->total_ns;
+    flops += what->step_calls * what->flops / (what->kernels > 1 ? what->kernels : 1);
   }
   pthread_mutex_unlock(&lock);
   return flops;

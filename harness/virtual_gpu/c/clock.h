@@ -28,7 +28,7 @@ typedef struct Operation {
   Results results;             // of the last call
   uint64_t calls;              // its kernels
   int64_t total_ns;            // the times of these kernels
-  int kernels;                 // how many it launched when it was estimated
+  int kernels;                 // how many it launches: as many as in the call with the fewest so far
   short product;               // the number, from 1, of its only product, which takes what the others leave; 0 for none
   char is_network;             // it is a collective
   char at_limit;               // the percentage of took_ns that only a device at its power limit takes so long for

@@ -77,7 +77,7 @@ def _start():
     _C.virtual_gpu_start_clock(direct, LAUNCH_NS, bare_ns, estimates.link_bytes_per_s)
     describe_triton()  # before operators are watched: what launches becomes one
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL).virtual_gpu_watch_operators(of_operator)
-    Times(estimates.hardware, estimates.power_limit()).watch()
+    Times(estimates).watch()
     if "virtual_gpu_own_time" in sys.modules:  # values are followed
         with _disable_current_modes():
             sys.modules["virtual_gpu_own_time"].measure_the_crossing()

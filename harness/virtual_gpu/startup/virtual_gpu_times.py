@@ -74,9 +74,10 @@ watching = None
 class Times:
     """The times of one process' steps."""
 
-    def __init__(self, hardware, power):
-        self.hardware, self._power = hardware, power
-        _C.virtual_gpu_ease(power.factor)
+    def __init__(self, estimates):
+        self.hardware, self._power = estimates.hardware, estimates.power_limit()
+        self._multiplied_in = estimates.multiplied_in
+        _C.virtual_gpu_ease(self._power.factor)
         self.ends = []
         """The end of each step: (ns when the device had done all its work, its account, tokens so far, the
         step's FLOPs)."""
@@ -152,7 +153,7 @@ class Times:
             "calls": sum(each["calls"] for each in operations),
         }
         peak_dtype = max(flops, key=lambda dtype: flops[dtype]) if found["flops"] else None
-        if peak_dtype in ("bf16", "fp16", "fp32") and self.hardware.supports(peak_dtype):
+        if peak_dtype in ("bf16", "fp16", "fp32", "tf32") and self.hardware.supports(peak_dtype):
             found["hfu"] = did / (self.hardware.peak_flops(peak_dtype) * ns * 1e-9)
             found["mfu"] = found["hfu"] * (1 - repeated / found["flops"])  # the last step's share
         return found
@@ -172,7 +173,7 @@ class Times:
                     "name": what.name.decode(),
                     "description": text,
                     "class": (what.its_class or b"unknown").decode(),
-                    "dtype": _NAMES.get(first, first),
+                    "dtype": self._multiplied_in(what.name.decode(), _NAMES.get(first, first)),
                     "calls": what.step_calls,
                     "time_s": what.step_ns * 1e-9,
                     "flops": what.flops * what.step_calls / max(1, what.kernels),
