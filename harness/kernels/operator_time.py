@@ -137,7 +137,7 @@ def is_convolution(name: str) -> bool:
 
 def _convolution(call: Convolution, hardware: Hardware, moved: int) -> OperatorTime:
     """The time of cuDNN's products. Its kernels for tensor cores want channels last: where neither side lies
-    so, it transposes what it reads and what it has made. Which way a result lies on CUDA, meta does not say."""
+    so, it transposes what it reads and what it has made. How a result lies on CUDA, meta does not say."""
     if call.is_depthwise:
         return OperatorTime(memory(hardware, "elementwise", moved), "memory", "elementwise", False)
     dtype = dtype_of_products(call.weight.dtype, hardware, of_convolutions=True)
