@@ -1,6 +1,6 @@
 """ResNet-50 on the virtual GPU, beside what NVIDIA published of its own training script: the convolutions.
 
-    python -m benchmarks.time.resnet50 [--out FILE]
+    python -m benchmarks.virtual_gpu.resnet50 [--out FILE]
 
 The numbers are those of one GPU in DeepLearningExamples ("Training performance results" in the README of
 PyTorch/Classification/ConvNets/resnet50v1.5), and the rows a step and the memory format those of its
@@ -68,7 +68,7 @@ def train(mixed: bool, rows: int) -> None:
 
 def estimated(row: Row) -> dict[str, Any]:
     """What the row's program takes on its virtual GPU."""
-    program = [sys.executable, "-m", "benchmarks.time.resnet50", "--train", str(row.rows)]
+    program = [sys.executable, "-m", "benchmarks.virtual_gpu.resnet50", "--train", str(row.rows)]
     with tempfile.TemporaryDirectory() as folder:
         emulate = [sys.executable, "-m", "harness", "emulate", "--gpu", row.gpu, "--out", folder, "--"]
         done = subprocess.run(
@@ -92,7 +92,7 @@ def estimated(row: Row) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = parser_of("benchmarks.time.resnet50", __doc__)
+    parser = parser_of("benchmarks.virtual_gpu.resnet50", __doc__)
     parser.add_argument("--train", type=int, metavar="ROWS", help="run the program, with ROWS images a step")
     parser.add_argument("--mixed", action="store_true", help="the program by automatic mixed precision")
     parser.add_argument("--out", type=Path, default=OUT)
