@@ -46,6 +46,10 @@ START_A_NODE_US = 6.0
 
 THIN = 32
 """The inner size up to which a product in fp32, as of a LoRA adapter, takes as long as its result takes."""
+LONG = 4096
+"""Where two of a product's sizes are at most THIN and the third is larger than this, there are no tiles to speak
+of: cuBLAS has kernels for vectors, and divides a long inner size among all multiprocessors. Like a sum, it waits
+for memory."""
 ELEMENT_BYTES = {
     "fp32": (4.0, 4.0),
     "tf32": (4.0, 4.0),
@@ -317,6 +321,9 @@ def _product(key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained
     seconds = product_s(SCALARS, chip, fitted, m, n, k, batch, **how)
     if batch == 1 and dtype in ("fp16", "bf16"):
         seconds *= shape_factor(hardware, m, n, k)
+    _, second, longest = sorted((m, n, k))
+    if second <= THIN and longest > LONG:
+        return max(min(seconds, memory(hardware, "reduction", moved)), least)
     if dtype == "fp32" and k <= THIN:
         seconds = max(seconds, _thin_s(hardware, of_result * m * n * batch))
     return max(seconds * calibration.product_scale, least)

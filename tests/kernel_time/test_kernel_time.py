@@ -124,6 +124,16 @@ def test_a_full_last_wave_costs_less_than_a_row_more():
     assert beyond > 1.15 * full  # measured: 58 and 92 us
 
 
+@pytest.mark.parametrize("sizes", [(1, 2, 1 << 21), (1, 1 << 21, 2), (1 << 21, 2, 1), (16, 16, 1 << 20)])
+def test_a_product_of_vectors_waits_for_memory(sizes: tuple[int, int, int]):
+    """It has a tile or two of the result, or tiles with nothing to add up: neither decides."""
+    m, n, k = sizes
+    bytes_moved = 4 * (m * k + k * n + m * n)
+    for device in (find_hardware("l40s"), find_hardware("h100")):
+        least = bytes_moved / device.memory_bandwidth
+        assert least <= product(device, "fp32", m, n, k) < 3 * least
+
+
 def test_products_of_an_h100_are_those_of_todays_libraries() -> None:
     """Those of 2023 take longer."""
     for m, n, k, ms in MEASURED_WITH_CUDA_13:
