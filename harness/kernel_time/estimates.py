@@ -47,9 +47,9 @@ START_A_NODE_US = 6.0
 THIN = 32
 """The inner size up to which a product in fp32, as of a LoRA adapter, takes as long as its result takes."""
 LONG = 4096
-"""Where two of a product's sizes are at most THIN and the third is larger than this, there are no tiles to speak
-of: cuBLAS has kernels for vectors, and divides a long inner size among all multiprocessors. Like a sum, it waits
-for memory."""
+"""Where two of a product's sizes are at most THIN and the third is larger than this, there are no tiles to
+speak of: cuBLAS has kernels for vectors, and divides a long inner size among all multiprocessors. Like a sum,
+it waits for memory."""
 ELEMENT_BYTES = {
     "fp32": (4.0, 4.0),
     "tf32": (4.0, 4.0),
