@@ -44,6 +44,14 @@ class Options:
     """Whether a thread that waits for the device really sleeps, so that the host's own clock shows it."""
 
 
+CHOICES = {
+    "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN",
+    "TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS": "ATEN",
+}
+"""What torch.compile's max-autotune chooses a product from, unless the program's user says otherwise: cuBLAS and
+cuDNN. It would time Triton's products as well, a minute for each, and all of them take the same here."""
+
+
 def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process on the virtual GPUs: `environment` with the libraries in LD_PRELOAD, and
     so on. Compiles the libraries if they are not in the cache.
@@ -85,6 +93,7 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         "VIRTUAL_GPU_LIBRARIES": str(folder),
         "VIRTUAL_GPU_HARNESS": str(PACKAGE.parent),
     }
+    virtual = CHOICES | virtual
     virtual.pop("CUDA_VISIBLE_DEVICES", None)  # it numbers a real machine's devices
     virtual.pop("VIRTUAL_GPU_PROCESSES", None)  # an `emulate` around this one has set it
     if options.out is not None:
@@ -140,4 +149,7 @@ def outside(environment: Mapping[str, str]) -> dict[str, str]:
         if any(parts):
             plain[name] = os.pathsep.join(parts)
     plain.pop("TRITON_LIBCUDA_PATH", None)
+    for name, choice in CHOICES.items():
+        if plain.get(name) == choice:
+            del plain[name]
     return plain

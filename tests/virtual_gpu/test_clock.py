@@ -391,3 +391,16 @@ print(json.dumps(took))
     for tried, rows in (("False", 64), ("True", 32)):
         alone = product(H100, "fp16", rows * 56 * 56, 64, 64 * 9) * PowerLimit(H100).factor * 1e3
         assert found[tried] == pytest.approx(alone, rel=0.01)
+
+
+def test_a_product_that_is_tuned_is_that_of_cublas(emulate) -> None:
+    """Of kernels that compute nothing none is the fastest, and of Triton's only the bytes would be known."""
+    code = """
+multiplied = torch.compile(lambda x: x @ x, mode="max-autotune-no-cudagraphs")
+multiplied(a)
+be_behind()
+begin = event(); multiplied(a); end = event()
+torch.cuda.synchronize()
+print(json.dumps({"took": begin.elapsed_time(end)}))
+"""
+    assert printed(emulate, code)["took"] == pytest.approx(PRODUCT_MS, abs=NANOSECONDS)
