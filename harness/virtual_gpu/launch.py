@@ -48,8 +48,8 @@ CHOICES = {
     "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN",
     "TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS": "ATEN",
 }
-"""What torch.compile's max-autotune chooses a product from, unless the user says otherwise: cuBLAS and cuDNN. It
-would time Triton's products as well, a minute for each, and all of them take the same here."""
+"""What torch.compile's max-autotune chooses a product from, unless the user says otherwise: cuBLAS and cuDNN.
+It would time Triton's products as well, a minute for each, and all of them take the same here."""
 
 
 def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
