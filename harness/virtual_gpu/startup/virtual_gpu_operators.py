@@ -2,6 +2,8 @@
 differ from most, by name, and what the schema of each says."""
 
 import torch
+from virtual_gpu_held import is_held
+from virtual_gpu_indices import LOOKED_UP
 
 
 def _words(text):
@@ -81,6 +83,20 @@ class Operator:
         """Whether the floats of its result are computed here."""
         self.is_computed = base not in NEVER_COMPUTED
         self.unsaid = WRITE_UNSAID.get(base, slice(0, 0))
+        self._only_makes = (
+            self.is_new and not self.gives_number and base not in (*WRITE_UNSAID, *LOOKED_UP, "where")
+        )
+        """Whether nothing is to be done but to give its results their values, if all that it reads is known."""
+
+    def leaves_unknown(self, arguments, output):
+        """Whether it can be seen at once that `output` is a new tensor of floats which nobody knows, so that
+        there is nothing to write or to note: this is so of most calls."""
+        if not (self._only_makes and isinstance(output, torch.Tensor) and output.is_floating_point()):
+            return False
+        first = arguments[0] if arguments else None
+        return not self.makes_floats or (
+            isinstance(first, torch.Tensor) and first.is_cuda and first.numel() > 0 and not is_held(first)
+        )
 
     def writes(self, arguments, options):
         """The tensors among its arguments that it writes into."""
