@@ -273,6 +273,22 @@ def test_large_host_data_costs_no_memory_of_the_host(emulate) -> None:
     assert emulate(code=code).stdout.split() == ["True", "8"]
 
 
+def test_the_masks_of_dropout_cost_no_memory_of_the_host(emulate) -> None:
+    """Eight of 8 MiB, which would be written out as zeros: in a LoRA with dropout each layer has one."""
+    code = """
+import torch
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) << 12
+x = torch.randn(2048, 4096, device="cuda", requires_grad=True)
+torch.native_dropout(x, 0.1, True)
+before = resident()
+kept = [torch.native_dropout(x, 0.1, True) for _ in range(8)]
+print(resident() - before, kept[0][1].sum().item())
+"""
+    grown, ones = emulate(code=code).stdout.split()
+    assert int(grown) < 8 << 20
+    assert ones == "0"
+
+
 def test_floats_leave_room_for_integers(emulate) -> None:
     """Adapters and their optimizer's state are small floats, many of them."""
     code = """
