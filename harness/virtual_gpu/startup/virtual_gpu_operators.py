@@ -86,7 +86,7 @@ class Operator:
         self._only_makes = (
             self.is_new and not self.gives_number and base not in (*WRITE_UNSAID, *LOOKED_UP, "where")
         )
-        """Whether nothing is to be done but to give its results their values, if all that it reads is known."""
+        """Whether nothing is to be done but to give its results their values, where all it reads is known."""
 
     def leaves_unknown(self, arguments, output):
         """Whether it can be seen at once that `output` is a new tensor of floats which nobody knows, so that
