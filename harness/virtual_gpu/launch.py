@@ -76,6 +76,7 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         return os.pathsep.join(filter(None, [*map(str, values), environment.get(name)]))
 
     virtual = {
+        **CHOICES,
         **environment,
         **variables,
         "LD_PRELOAD": in_front("LD_PRELOAD", *preloaded),
@@ -93,7 +94,6 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         "VIRTUAL_GPU_LIBRARIES": str(folder),
         "VIRTUAL_GPU_HARNESS": str(PACKAGE.parent),
     }
-    virtual = CHOICES | virtual
     virtual.pop("CUDA_VISIBLE_DEVICES", None)  # it numbers a real machine's devices
     virtual.pop("VIRTUAL_GPU_PROCESSES", None)  # an `emulate` around this one has set it
     if options.out is not None:

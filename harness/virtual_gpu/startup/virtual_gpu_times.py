@@ -167,13 +167,15 @@ class Times:
             if not what.step_calls:
                 continue
             text = what.description.decode()
+            name = what.name.decode()
             first = text.partition('"dtype":"')[2].partition('"')[0] or text.split()[1 if " " in text else 0]
+            dtype = _NAMES.get(first, first)
             operations.append(
                 {
-                    "name": what.name.decode(),
+                    "name": name,
                     "description": text,
                     "class": (what.its_class or b"unknown").decode(),
-                    "dtype": self._multiplied_in(what.name.decode(), _NAMES.get(first, first)),
+                    "dtype": self._multiplied_in(name, dtype) if what.flops else dtype,
                     "calls": what.step_calls,
                     "time_s": what.step_ns * 1e-9,
                     "flops": what.flops * what.step_calls / max(1, what.kernels),

@@ -212,9 +212,11 @@ def _assumed(what, on_host, arguments, options, plain, unknown):
     base = what.base
     _forgotten([result for result in plain if is_of_floats(result)])
     integers = [result for result in plain if not is_of_floats(result)]
-    held = [result for result in integers if what.is_computed and can_hold(result)]
+    held = []
     for result in integers:
-        if not (what.is_computed and can_hold(result)):  # as the mask of dropout, which nobody looks at
+        if what.is_computed and can_hold(result):
+            held.append(result)
+        else:  # as the mask of dropout, which nobody looks at
             assume(result)
     if not held:
         return
