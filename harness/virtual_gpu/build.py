@@ -34,6 +34,7 @@ RUNTIME = (
     "memory.c",
     "processes.c",
     "runtime.c",
+    "kernels.c",
     "streams.c",
     "clock.c",
     "launches.c",
@@ -243,10 +244,11 @@ def _compile(installed: Torch, name: str, sources: tuple[str, ...], folder: Path
         + "".join(f"WEAK({function})\n" for function in functions)  # a definition in `sources` goes first
     )
     command = [_compiler() or "cc", "-O2", "-w", "-fno-builtin", "-shared", "-fPIC", "-pthread"]
+    command.append("-fno-semantic-interposition")  # they call their own functions
     command.append("-ftls-model=initial-exec")  # all are preloaded: a thread's variables need no call then
     command += [f"-I{path}" for path in (SOURCES, *_headers(installed))]
     command += [*(str(SOURCES / source) for source in sources), str(rest), "-o", str(folder / name)]
-    command += [f"-Wl,-soname,{name}", "-Wl,-Bsymbolic-functions"]
+    command += [f"-Wl,-soname,{name}", "-Wl,-Bsymbolic"]
     if real is not None:
         versions = folder / f"{name}.versions"
         versions.write_text(f"{name} {{ global: *; }};\n")

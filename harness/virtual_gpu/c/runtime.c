@@ -1,4 +1,4 @@
-// The rest of the CUDA runtime: properties of devices, copies that move nothing, kernels that compute nothing.
+// The rest of the CUDA runtime: properties of devices and kernels, copies that move nothing.
 #define _GNU_SOURCE
 #include "streams.h"
 #include "activity.h"
@@ -159,75 +159,11 @@ const char* cudaGetErrorString(cudaError_t error) {
   return place < 0 ? "an error of the virtual GPU" : errors[place].text;
 }
 
-// ---- kernels
-
-#define MAX_ANY 4096
-static const void* any_kernels[MAX_ANY];
-static int number_of_any_kernels;
-static const void* spin_kernel;  // of torch.cuda._sleep: its argument is the cycles that it takes
-static __thread const void* last_kernel;
+// ---- kernels, as far as they are asked about
 
 uint64_t virtual_gpu_handle(void) {
   static uint64_t last = 0x1000;
   return __sync_add_and_fetch(&last, 16);
-}
-// Names of kernels, by the host function that represents each.
-#define MAX_NAMES (1 << 18)
-static struct {
-  const void* function;
-  const char* name;
-} names[MAX_NAMES];
-static int number_of_names;
-static unsigned name_place(const void* function) {
-  unsigned place = ((uintptr_t)function >> 4) * 2654435761u % MAX_NAMES;
-  while (names[place].function && names[place].function != function) place = (place + 1) % MAX_NAMES;
-  return place;
-}
-static Kernel named(const void* function, dim3 grid, dim3 block, size_t shared) {
-  return (Kernel){names[name_place(function)].name, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared};
-}
-void** __cudaRegisterFatBinary(void* binary) { return (void**)virtual_gpu_handle(); }
-void __cudaRegisterFunction(
-    void** binary, const char* host_function, char* device_function, const char* name, int limit, void* thread,
-    void* block, void* block_size, void* grid_size, int* warp_size) {
-  if (strstr(name, "14or_kernel_cuda") && number_of_any_kernels < MAX_ANY)  // torch.any, not floor or logical_or
-    any_kernels[number_of_any_kernels++] = host_function;
-  if (strstr(name, "11spin_kernelEl")) spin_kernel = host_function;
-  if (number_of_names == MAX_NAMES / 2) return;
-  unsigned place = name_place(host_function);
-  if (!names[place].function) number_of_names++;
-  names[place].name = name, names[place].function = host_function;
-}
-cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
-  grid->x = grid->y = grid->z = block->x = block->y = block->z = 1;
-  *shared = 0;
-  *(void**)stream = NULL;
-  return cudaSuccess;
-}
-cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
-  *kernel = (cudaKernel_t)function;
-  return cudaSuccess;
-}
-cudaError_t __cudaLaunchKernel(
-    cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
-  return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
-}
-cudaError_t cudaLaunchKernel(
-    const void* function, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
-  CALLED;
-  last_kernel = function;
-  if (!virtual_gpu_has_clock() || virtual_gpu_joins(stream)) return cudaSuccess;
-  Kernel kernel = named(function, grid, block, shared);
-  if (function == spin_kernel) virtual_gpu_spins(&kernel, *(int64_t*)arguments[0], stream);
-  else virtual_gpu_launched(&kernel, stream);
-  return cudaSuccess;
-}
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* how, const void* function, void** arguments) {
-  return cudaLaunchKernel(function, how->gridDim, how->blockDim, arguments, how->dynamicSmemBytes, how->stream);
-}
-cudaError_t cudaLaunchCooperativeKernel(
-    const void* function, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
-  return cudaLaunchKernel(function, grid, block, arguments, shared, stream);
 }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes* attributes, const void* function) {
   memset(attributes, 0, sizeof *attributes);
@@ -369,6 +305,10 @@ static void clear(char* to, size_t size) {
 // over nothing: true, but false after torch.any.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
   CALLED;
+  if (kind == cudaMemcpyDeviceToDevice) {
+    virtual_gpu_launched(&(Kernel){.name = "copy within the device", .copied_bytes = size}, stream);
+    return cudaSuccess;
+  }
   virtual_gpu_copied(to, from, size, stream);
   if (virtual_gpu_owner(to) >= 0) return cudaSuccess;
   int64_t stopped = virtual_gpu_stop_clock();
@@ -378,9 +318,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMe
     memset(to, 0, size);
     memcpy(to, answer, size < answer_size ? size : answer_size);
   } else if (size == 1) {
-    char is_any = 0;
-    for (int i = 0; i < number_of_any_kernels; i++) is_any |= any_kernels[i] == last_kernel;
-    *(char*)to = !is_any;
+    *(char*)to = !virtual_gpu_was_any();
   } else {
     clear(to, size);
   }

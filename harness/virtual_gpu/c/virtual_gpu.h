@@ -18,6 +18,7 @@ uint64_t virtual_gpu_left(int slot);
 // The next process that has a context on the device, and the bytes it has there, its context included. `number` begins
 // at 0. Returns 0 after the last process.
 int virtual_gpu_next_process(int* number, int slot, unsigned* process, uint64_t* bytes);
+int virtual_gpu_was_any(void);        // whether the thread's last kernel was one of torch.any
 uint64_t virtual_gpu_handle(void);    // a new number for a stream or another handle
 int virtual_gpu_owner(const void* pointer);  // the device whose memory a pointer points to; -1 for none
 void virtual_gpu_called(const char* name);   // notes the last call, for the report of a crash
