@@ -1,6 +1,6 @@
 // What the other libraries report to cupti.c while a profiler records.
 #pragma once
-#include "clock.h"
+#include "streams.h"
 
 #include <cuda_runtime_api.h>
 
@@ -10,8 +10,7 @@ typedef struct {
   int to_device, is_pinned;
 } Copy;
 
-extern int virtual_gpu_records;  // cupti.c sets it
-static inline int virtual_gpu_is_recording(void) { return __atomic_load_n(&virtual_gpu_records, __ATOMIC_RELAXED); }
+static inline int virtual_gpu_is_recording(void) { return __atomic_load_n(&virtual_gpu_clock.records, __ATOMIC_RELAXED); }
 // Records that this thread calls `which` now. The call's number: the work that the thread puts on a stream afterwards
 // belongs to this call.
 uint32_t virtual_gpu_record_call(enum Call which);

@@ -18,7 +18,7 @@ using c10::DispatchKey;
 using c10::IValue;
 using Values = c10::ArrayRef<IValue>;
 struct Touched : Touch {
-  uint64_t place;
+  Place place;
 };
 using Touches = c10::SmallVector<Touched, 4>;
 
@@ -43,6 +43,18 @@ bool mix_value(uint64_t& hash, const at::Scalar& value) {
   if (value.isBoolean()) return mix_value(hash, value.toBool());
   return mix(hash, value.isIntegral(false) ? value.toLong() : 0), true;
 }
+bool mix_value(uint64_t& hash, int64_t value) { return mix(hash, value), true; }
+bool mix_value(uint64_t& hash, const c10::SymInt& value) { return mix(hash, value.as_int_unchecked()), true; }
+bool mix_value(uint64_t& hash, c10::SymIntArrayRef values) {
+  for (const auto& each : values) mix(hash, each.as_int_unchecked());
+  return true;
+}
+bool mix_value(uint64_t& hash, at::OptionalIntArrayRef values) {
+  mix(hash, values.has_value());
+  for (int64_t each : values.value_or(at::IntArrayRef())) mix(hash, each);
+  return true;
+}
+bool mix_value(uint64_t& hash, std::optional<at::ScalarType> value) { return mix(hash, value ? (int)*value : -1), true; }
 bool mix_value(uint64_t& hash, const IValue& value) {
   if (value.isTensor()) return mix_value(hash, value.toTensor());
   if (value.isBool()) return mix_value(hash, value.toBool());
@@ -107,10 +119,10 @@ constexpr int64_t SMALLEST = 32 << 10, SHARED = 64 << 20;  // bytes: see harness
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
-uint64_t place_of(const at::Tensor& tensor) {
+inline Place place_of(const at::Tensor& tensor) {
   const c10::StorageImpl* storage = storage_of(tensor);
   bool is_shared = (int64_t)storage->nbytes() > SHARED;
-  return (uint64_t)storage->data() + (is_shared ? tensor.storage_offset() * tensor.itemsize() : 0);
+  return virtual_gpu_place_at((uint64_t)storage->data() + (is_shared ? tensor.storage_offset() * tensor.itemsize() : 0));
 }
 void find_touched(const at::Tensor& tensor, int argument, int item, Touches& found) {
   if (!tensor.defined() || !tensor.is_cuda() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;

@@ -28,37 +28,25 @@ static int num_timelines;
 static Account accounts[64];         // by slot
 static int64_t links[64][2];         // by slot and direction: when the link to the host is free again
 static int64_t links_worked[64][2];  // the same, counted from 0, for a host that is never late
-static int64_t skipped, waited;      // by how much the clock is ahead of the host's; all waiting that was skipped
-static int64_t launch_ns, bare_ns;   // virtual_gpu_start_clock sets these three
+static int64_t waited;               // all waiting that was skipped
+static int64_t bare_ns;              // virtual_gpu_start_clock sets these two
 static double link_rate;             // bytes/s
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void (*estimate)(Operation*);
 
 static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t host_ns(void) {
-  struct timespec at;
-  clock_gettime(CLOCK_MONOTONIC, &at);
-  return at.tv_sec * 1000000000ll + at.tv_nsec;
-}
-int64_t virtual_gpu_following_ns;
-int virtual_gpu_records;
-static int is_real = 1;                   // the clock never stands; until it starts, it need not
-static int64_t before_real, while_real;   // of following_ns: what had passed when that began; what is not left out
-static int is_real_time(void) { return __atomic_load_n(&is_real, __ATOMIC_RELAXED); }
+Clock virtual_gpu_clock = {.is_real = 1};
+#define CLOCK virtual_gpu_clock
 void virtual_gpu_look_whether_real(void) {
   int is_now = virtual_gpu_is_recording() || virtual_gpu_number("VIRTUAL_GPU_REAL_TIME", 0);
-  int64_t passed = __atomic_load_n(&virtual_gpu_following_ns, __ATOMIC_RELAXED);
-  if (is_now && !is_real) before_real = passed;
-  if (is_real && !is_now) while_real += passed - before_real;
-  __atomic_store_n(&is_real, is_now, __ATOMIC_RELAXED);
+  int64_t passed = __atomic_load_n(&CLOCK.following_ns, __ATOMIC_RELAXED);
+  if (is_now && !CLOCK.is_real) CLOCK.before_real = passed;
+  if (CLOCK.is_real && !is_now) CLOCK.while_real += passed - CLOCK.before_real;
+  __atomic_store_n(&CLOCK.is_real, is_now, __ATOMIC_RELAXED);
 }
-static int64_t left_out(void) {
-  return (is_real_time() ? before_real : __atomic_load_n(&virtual_gpu_following_ns, __ATOMIC_RELAXED)) - while_real;
-}
-int64_t virtual_gpu_now(void) { return host_ns() + __atomic_load_n(&skipped, __ATOMIC_RELAXED) - left_out(); }
-int64_t virtual_gpu_stop_clock(void) { return host_ns(); }
+int64_t virtual_gpu_now(void) { return virtual_gpu_host_ns() + virtual_gpu_ahead(); }
+int64_t virtual_gpu_stop_clock(void) { return virtual_gpu_host_ns(); }
 void virtual_gpu_go_on(int64_t stopped) {
-  if (!is_real_time()) __atomic_fetch_sub(&skipped, host_ns() - stopped, __ATOMIC_RELAXED);
+  if (!virtual_gpu_is_real_time()) __atomic_fetch_sub(&CLOCK.skipped, virtual_gpu_host_ns() - stopped, __ATOMIC_RELAXED);
 }
 int64_t virtual_gpu_waited(void) { return waited; }
 int virtual_gpu_has_clock(void) { return estimate != NULL; }
@@ -77,7 +65,7 @@ void virtual_gpu_is_timed(void) {
 // Called from Python: with the function that estimates, the ns from a launch to the kernel's begin on an idle stream,
 // the ns of a kernel that moves nothing, and the link's bytes/s.
 void virtual_gpu_start_clock(void (*estimator)(Operation*), int64_t launch, int64_t bare, double link) {
-  launch_ns = launch, bare_ns = bare, link_rate = link;
+  CLOCK.launch_ns = launch, bare_ns = bare, link_rate = link;
   estimate = estimator;
   virtual_gpu_look_whether_real();
 }
@@ -86,15 +74,15 @@ void virtual_gpu_start_clock(void (*estimator)(Operation*), int64_t launch, int6
 static void wait_until(int64_t moment) {
   int64_t left = moment - virtual_gpu_now();
   if (left <= 0) return;
-  if (is_real_time()) {
+  if (virtual_gpu_is_real_time()) {
     struct timespec sleep = {left / 1000000000, left % 1000000000};
     nanosleep(&sleep, NULL);
     return;
   }
-  pthread_mutex_lock(&lock);
+  virtual_gpu_lock();
   left = moment - virtual_gpu_now();  // another thread may have waited meanwhile
-  if (left > 0) __atomic_fetch_add(&skipped, left, __ATOMIC_RELAXED), waited += left;
-  pthread_mutex_unlock(&lock);
+  if (left > 0) __atomic_fetch_add(&CLOCK.skipped, left, __ATOMIC_RELAXED), waited += left;
+  virtual_gpu_unlock();
 }
 
 // ---- operations, by description
@@ -154,12 +142,6 @@ static Timeline* timeline_of(cudaStream_t stream, int device) {
   timelines[num_timelines] = (Timeline){.stream = stream, .device = device};
   return &timelines[num_timelines++];
 }
-void virtual_gpu_hold(void) {
-  pthread_mutex_lock(&lock);
-  virtual_gpu_drain();
-}
-void virtual_gpu_lock(void) { pthread_mutex_lock(&lock); }
-void virtual_gpu_unlock(void) { pthread_mutex_unlock(&lock); }
 // `link`: of a copy to or from the host, when its direction of the link is free.
 static int64_t place(Operation* what, Timeline* line, int64_t took, int64_t arrives, int64_t* link) {
   int64_t free_at = later(line->done, line->waits_until);
@@ -193,14 +175,13 @@ static void put(Operation* what, const Kernel* kernel, cudaStream_t stream, int6
   Timeline* line = timeline_of(stream, device);
   int64_t begins = place(what, line, took, arrives, link), ends = line->done;
   int number = line->stream ? 13 + (int)(line - timelines) : 7;  // as CUPTI counts streams
-  pthread_mutex_unlock(&lock);
+  virtual_gpu_unlock();
   if (virtual_gpu_is_recording()) virtual_gpu_record_work(kernel, copy, number, device, begins, ends);
 }
 void virtual_gpu_work(Operation* what, const Kernel* kernel, cudaStream_t stream, int64_t took, int64_t arrives) {
   put(what, kernel, stream, took, arrives, NULL, NULL);
 }
 int64_t virtual_gpu_bare_ns(void) { return bare_ns; }
-int64_t virtual_gpu_arrival(void) { return virtual_gpu_now() + launch_ns; }
 
 // A copy over the link to the host: one at a time in each direction. A copy within a device is a kernel of the operator.
 void virtual_gpu_copied(const void* to, const void* from, size_t size, void* stream) {
@@ -217,7 +198,7 @@ void virtual_gpu_copied(const void* to, const void* from, size_t size, void* str
     for (int i = 0; i < 2; i++) virtual_gpu_estimated(over_link[i], 0, "copy", 0, 0);
   }
   if (virtual_gpu_is_recording()) virtual_gpu_record_call(COPY);
-  int64_t arrives = virtual_gpu_now() + launch_ns, took = 1000 + size * 1e9 / link_rate;
+  int64_t arrives = virtual_gpu_arrival(), took = 1000 + size * 1e9 / link_rate;
   Copy copy = {size, goes_in, virtual_gpu_is_pinned(goes_in ? from : to)};
   put(over_link[goes_in], NULL, stream, took, arrives, &links[virtual_gpu_slot(virtual_gpu_current()) & 63][goes_in], &copy);
 }
@@ -230,15 +211,15 @@ int64_t virtual_gpu_stream_done(cudaStream_t stream, int* with_network, int64_t*
   int64_t done = later(line->done, line->waits_until);
   *worked = later(line->worked, line->works_after);
   *with_network = line->done >= line->waits_until ? line->ends_with_network : line->waits_for_network;
-  pthread_mutex_unlock(&lock);
-  return later(done, virtual_gpu_now() + launch_ns);
+  virtual_gpu_unlock();
+  return later(done, virtual_gpu_arrival());
 }
 void virtual_gpu_stream_waits(cudaStream_t stream, int64_t moment, int for_network, int64_t worked) {
   virtual_gpu_hold();
   Timeline* line = timeline_of(stream, virtual_gpu_current());
   if (moment > line->waits_until) line->waits_until = moment, line->waits_for_network = for_network;
   line->works_after = later(line->works_after, worked);
-  pthread_mutex_unlock(&lock);
+  virtual_gpu_unlock();
 }
 void virtual_gpu_wait_until(int64_t moment) {
   if (estimate) wait_until(moment);
@@ -247,7 +228,7 @@ int64_t virtual_gpu_given_until(cudaStream_t stream) {
   virtual_gpu_hold();
   Timeline* line = timeline_of(stream, virtual_gpu_current());
   int64_t done = later(line->done, line->waits_until);
-  pthread_mutex_unlock(&lock);
+  virtual_gpu_unlock();
   return done;
 }
 int64_t virtual_gpu_device_done(int device) {
@@ -255,7 +236,7 @@ int64_t virtual_gpu_device_done(int device) {
   virtual_gpu_hold();
   for (int i = 0; i < num_timelines; i++)
     if (timelines[i].device == device) done = later(done, later(timelines[i].done, timelines[i].waits_until));
-  pthread_mutex_unlock(&lock);
+  virtual_gpu_unlock();
   return done;
 }
 // The same, counted from 0, for a host that is never late: the time that the device needs for all its work.
@@ -264,7 +245,7 @@ int64_t virtual_gpu_device_worked(int device) {
   virtual_gpu_hold();
   for (int i = 0; i < num_timelines; i++)
     if (timelines[i].device == device) worked = later(worked, timelines[i].worked);
-  pthread_mutex_unlock(&lock);
+  virtual_gpu_unlock();
   return worked;
 }
 
@@ -272,7 +253,7 @@ int64_t virtual_gpu_device_worked(int device) {
 void virtual_gpu_account(int device, Account* to) {
   virtual_gpu_hold();
   *to = accounts[virtual_gpu_slot(device) & 63];
-  pthread_mutex_unlock(&lock);
+  virtual_gpu_unlock();
 }
 // A step has ended: the calls of operations since the end of the step before are that step's. Returns their FLOPs.
 double virtual_gpu_end_step(void) {
@@ -284,7 +265,7 @@ double virtual_gpu_end_step(void) {
     what->calls_before = what->calls, what->ns_before = what->total_ns;
     flops += what->step_calls * what->flops / (what->kernels > 1 ? what->kernels : 1);
   }
-  pthread_mutex_unlock(&lock);
+  virtual_gpu_unlock();
   return flops;
 }
 const Operation* virtual_gpu_nth_operation(int n) { return n < num_operations ? all[n] : NULL; }

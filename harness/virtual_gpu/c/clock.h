@@ -7,8 +7,11 @@
 extern "C" {
 #endif
 
-// A tensor that an operator reads or writes. Beside it stands its place: the address of its storage, or of its first element
+// The place of a tensor, by which it is known again: a number made of the address of its storage, or of its first element
 // where the storage is large.
+typedef uint32_t Place;
+static inline Place virtual_gpu_place_at(uint64_t address) { return (address >> 9) * 0x9E3779B97F4A7C15ull >> 32; }
+// A tensor that an operator reads or writes. Beside it stands its place.
 typedef struct {
   float bytes;
   short item;              // its number in the list that the argument or the result is; -1 if that is no list
@@ -56,9 +59,6 @@ int virtual_gpu_has_clock(void);
 int64_t virtual_gpu_stop_clock(void);
 void virtual_gpu_go_on(int64_t stopped);
 int64_t virtual_gpu_now(void);  // the host's monotonic clock plus all waiting that was skipped, in ns
-// The same for what Python does around every operator to follow values: Python adds it to this, in ns, with its lock held.
-// A call would take as long as what it tells of.
-extern int64_t virtual_gpu_following_ns;
 void virtual_gpu_look_whether_real(void);  // to be called when a profiler begins or ends to record
 
 // Puts a kernel on the stream of which only its place in the operator counts: of one that was estimated, while nobody
@@ -76,12 +76,12 @@ void virtual_gpu_estimated(Operation* what, int64_t took_ns, const char* its_cla
 
 // For work that waits for memory, what a time depends on: see Operation.
 void virtual_gpu_cached(Operation* what, int64_t held_ns, int64_t missed_ns, const char* accesses);
-void virtual_gpu_will_touch(uint64_t place);  // soon: a hint
+void virtual_gpu_will_touch(Place place);  // soon: a hint
 // Note that a device's kernels touch these, at these places, and their results. Returns the share of the bytes that they wait
 // for memory for. For launches.c, with the clock's lock held.
-double virtual_gpu_missed_share(int slot, const Touch* touches, const uint64_t* places, int count, Results results);
+double virtual_gpu_missed_share(int slot, const Touch* touches, const Place* places, int count, Results results);
 // Note that these were written just now.
-Results virtual_gpu_results(int slot, const Touch* touches, const uint64_t* places, int count);
+Results virtual_gpu_results(int slot, const Touch* touches, const Place* places, int count);
 
 // What is known of a thread, in one line of the processor's cache.
 typedef struct {
@@ -89,41 +89,42 @@ typedef struct {
   int launched, pending;  // its kernels so far; how many of them wait for its estimate
   int device;             // the current one
   void* last;             // for operators.cpp: the description of the last operator
+  int is_again;           // for operators.cpp: see is_again(); 0 until it is known
 } Thread;
 extern __thread Thread virtual_gpu_thread;
 
-// An operator's call, or a part of it, as it is queued.
+// An operator's call, or a part of it, as it is queued: in one line of the processor's cache.
 enum { MOST_TOUCHED = 4 };
 typedef struct {
   Operation* what;
+  const Touch* touches;  // the tensors that it reads and writes
   void* stream;
   int64_t arrives;
-  short device;
-  char touched;  // how many tensors it reads and writes; -1 in all parts but the first
-  char returns;  // whether the operator has returned its result, of no bytes if it has written none
-  short kernel;  // its number within the operator; -1 for none
+  Place places[MOST_TOUCHED];
+  Place result_place;
   float result_bytes;
-  uint64_t result_place;
-  Touch touches[MOST_TOUCHED];
-  uint64_t places[MOST_TOUCHED];
+  short kernel;          // its number within the operator; -1 for none
+  unsigned char device;
+  signed char touched;   // how many tensors; -1 in all parts but the first
+  char returns;          // whether the operator has returned its result, of no bytes if it has written none
 } __attribute__((aligned(64))) Call;
 // The call of the operator that this thread runs, as far as it is not queued yet.
 extern __thread Call virtual_gpu_call;
 
 // The operator that this thread runs from now on: its kernels take the time that was estimated for it. Then the tensors that
 // it touches are written into virtual_gpu_call, or told if they are too many.
-static inline void virtual_gpu_begin_operator(Operation* what) {
+__attribute__((always_inline)) static inline void virtual_gpu_begin_operator(Operation* what) {
   virtual_gpu_thread.runs = what, virtual_gpu_thread.launched = virtual_gpu_thread.pending = 0;
   virtual_gpu_call.what = what, virtual_gpu_call.device = virtual_gpu_thread.device;
   virtual_gpu_call.touched = 0, virtual_gpu_call.kernel = -1, virtual_gpu_call.returns = 0;
 }
 void virtual_gpu_begin_unknown(Operation* what);  // where it may not have been estimated: its kernels are pending then
-void virtual_gpu_touches(const Touch* touches, const uint64_t* places, int count);
+void virtual_gpu_touches(const Touch* touches, const Place* places, int count);
 // It has returned, and written this tensor, of 0 bytes if there is none; or these. No kernel may be pending.
-void virtual_gpu_end_operator(float bytes, uint64_t place);
-void virtual_gpu_end_operator_with(const Touch* results, const uint64_t* places, int count);
+void virtual_gpu_end_operator(float bytes, Place place);
+void virtual_gpu_end_operator_with(const Touch* results, const Place* places, int count);
 // Puts the pending kernels on their streams, once the operator is estimated.
-void virtual_gpu_place_pending(const Touch* touches, const uint64_t* places, int touched);
+void virtual_gpu_place_pending(const Touch* touches, const Place* places, int touched);
 // For Python, once a step: ns spent in work that the power limit may slow down, and the factor on it from now on.
 int64_t virtual_gpu_computed(void);
 void virtual_gpu_ease(double factor);

@@ -173,7 +173,7 @@ CUptiResult cuptiActivityRegisterTimestampCallback(CUpti_TimestampCallbackFunc f
 }
 static void look_whether_recording(void) {
   int records_now = is_enabled[CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL] || is_enabled[CUPTI_ACTIVITY_KIND_RUNTIME];
-  __atomic_store_n(&virtual_gpu_records, records_now, __ATOMIC_RELAXED);
+  __atomic_store_n(&virtual_gpu_clock.records, records_now, __ATOMIC_RELAXED);
   virtual_gpu_look_whether_real();
 }
 // Kineto's records have the time of its callback, or of the host's wall clock. The rate between that clock and this
@@ -195,7 +195,7 @@ static uint64_t handed_on(uint64_t moment) {
 CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) {
   virtual_gpu_is_timed();
   pthread_mutex_lock(&lock);
-  if (!virtual_gpu_records) first = look();
+  if (!virtual_gpu_is_recording()) first = look();
   is_enabled[kind] = 1;
   look_whether_recording();
   pthread_mutex_unlock(&lock);

@@ -7,33 +7,35 @@
 #include "virtual_gpu.h"
 
 #define MAX_DEVICES 64
-#define PLACES 14  // bits of a place's number: far more numbers than tensors that the cache holds at once
+enum { PLACES = 14, REST = 32 - PLACES };  // bits of a place's number: far more numbers than the cache holds tensors
 static double room, evicted;
 typedef struct {
   double touched, filled, dirty;  // bytes: all that was touched; of late brought into the cache; and written there
 } Cache;
 static Cache caches[MAX_DEVICES];
 static struct {
-  uint64_t place;
-  double touched;  // by its device when the place was touched last
-} last[1 << PLACES];  // of two places with the same number the older is forgotten
+  uint64_t rest : REST, touched : 64 - REST;  // the place's other bits; by its device when it was touched last, in UNITs
+} last[1 << PLACES];                           // of two places with the same number the older is forgotten
+enum { UNIT = 64 };                            // bytes
 
 // Called from Python: the bytes that may be touched before anything is evicted, and by how much more is evicted than is
 // touched beyond them.
 void virtual_gpu_set_cache(double room_bytes, double more) { room = room_bytes, evicted = more; }
 
 static double least(double a, double b) { return a < b ? a : b; }
-static int number_of(uint64_t place) { return (place >> 9) * 0x9E3779B97F4A7C15ull >> (64 - PLACES); }
+static Place number_of(Place place) { return place >> REST; }
+static Place rest_of(Place place) { return place & ((1 << REST) - 1); }
 // The bytes of a tensor that the cache does not hold when its device has touched `total` bytes.
-void virtual_gpu_will_touch(uint64_t place) { __builtin_prefetch(&last[number_of(place)]); }
-static double missed(uint64_t place, double bytes, double total) {
-  int number = number_of(place);
-  double distance = last[number].place == place ? total - last[number].touched : INFINITY;
+void virtual_gpu_will_touch(Place place) { __builtin_prefetch(&last[number_of(place)]); }
+static double missed(Place place, double bytes, double total) {
+  Place number = number_of(place);
+  int is_it = last[number].rest == rest_of(place) && last[number].touched;
+  double distance = is_it ? total - (double)last[number].touched * UNIT : INFINITY;
   return distance > room ? bytes * least(1, (1 + evicted) * (1 - room / distance)) : 0;
 }
-static void keep(uint64_t place, double total) {
-  int number = number_of(place);
-  last[number].place = place, last[number].touched = total;
+static void keep(Place place, double total) {
+  Place number = number_of(place);
+  last[number].rest = rest_of(place), last[number].touched = total / UNIT;
 }
 // exp(-x), by a Padé approximant to seven digits: libm's reads a table, which the program between two calls has driven out
 // of the processor's cache.
@@ -46,7 +48,7 @@ static double decay(double x) {
   return result;
 }
 
-double virtual_gpu_missed_share(int slot, const Touch* touches, const uint64_t* places, int count, Results results) {
+double virtual_gpu_missed_share(int slot, const Touch* touches, const Place* places, int count, Results results) {
   double moved = results.bytes, read = 0, filled = results.filled, dirty = results.filled, waits = 0;
   Cache* cache = &caches[slot % MAX_DEVICES];
   double total = cache->touched + results.bytes;
@@ -70,7 +72,7 @@ double virtual_gpu_missed_share(int slot, const Touch* touches, const uint64_t* 
   }
   return moved ? least(1, waits / moved) : 0;
 }
-Results virtual_gpu_results(int slot, const Touch* touches, const uint64_t* places, int count) {
+Results virtual_gpu_results(int slot, const Touch* touches, const Place* places, int count) {
   double bytes = 0, filled = 0, total = caches[slot % MAX_DEVICES].touched;
   for (int i = 0; i < count; i++) {
     bytes += touches[i].bytes;

@@ -30,7 +30,7 @@ static int64_t computed;  // ns, of eased work
 
 enum { QUEUED = 32 };
 static Call queue[QUEUED];  // under the clock's lock
-static int queued;
+#define queued virtual_gpu_clock.queued
 // Not in the queue yet: nobody waits for the kernels of an operator before it returns, but in its thread.
 __thread Call virtual_gpu_call;
 #define unqueued virtual_gpu_call
@@ -49,7 +49,7 @@ static int64_t share(const Operation* what, int place) {
   if (what->product && others < what->takes / 2) return place + 1 == what->product ? what->takes - others : bare_ns;
   return what->takes * (place + 1) / what->kernels - what->takes * place / what->kernels;
 }
-static void begins(Operation* what, int slot, const Touch* touches, const uint64_t* places, int count) {
+static void begins(Operation* what, int slot, const Touch* touches, const Place* places, int count) {
   what->takes = takes(what, virtual_gpu_missed_share(slot, touches, places, count, what->results));
 }
 static void find_times(const Call* call) {
@@ -61,9 +61,9 @@ static void find_times(const Call* call) {
   Touch result = {call->result_bytes};
   what->results = virtual_gpu_results(slot, &result, &call->result_place, result.bytes > 0);
 }
-static void find_queued(void) {
+__attribute__((noinline)) static void find_queued(void) {
   for (int i = 0; i < queued; i++) {
-    __builtin_prefetch(queue[i].what);
+    __builtin_prefetch(queue[i].what), __builtin_prefetch(queue[i].touches);
     for (int each = 0; each < queue[i].touched; each++) virtual_gpu_will_touch(queue[i].places[each]);
   }
   for (int i = 0; i < queued; i++) find_times(&queue[i]);
@@ -77,12 +77,13 @@ void virtual_gpu_drain(void) {
   find_times(&unqueued);
   next_part();
 }
-static void append(void) {
+static inline void append(void) {
   virtual_gpu_lock();
-  if (queued == QUEUED) find_queued();
+  if (__builtin_expect(queued == QUEUED, 0)) find_queued();
   queue[queued++] = unqueued;
   virtual_gpu_unlock();
 }
+__attribute__((noinline)) static void append_part(void) { append(), next_part(); }
 
 // ---- operators
 
@@ -90,35 +91,36 @@ void virtual_gpu_begin_unknown(Operation* what) {
   virtual_gpu_begin_operator(what);
   if (what->took_ns < 0) products[0] = 0, unqueued.what = NULL;
 }
-void virtual_gpu_touches(const Touch* touches, const uint64_t* places, int count) {
+void virtual_gpu_touches(const Touch* touches, const Place* places, int count) {
   unqueued.touched = -1;
   virtual_gpu_hold();
   begins(unqueued.what, virtual_gpu_slot(unqueued.device), touches, places, count);
   virtual_gpu_unlock();
 }
 // Where an operator tries several plans in its first call, as cuDNN's benchmark does, the later calls launch fewer kernels.
-static inline void count_kernels(Operation* what) {
-  if (!thread.launched || thread.launched >= what->kernels) return;
+__attribute__((noinline, cold)) static void count_kernels(Operation* what) {
   virtual_gpu_lock();
   find_queued();
   what->kernels = thread.launched;
   if (what->product > what->kernels) what->product = 0;
   virtual_gpu_unlock();
 }
-void virtual_gpu_end_operator(float bytes, uint64_t place) {
+void virtual_gpu_end_operator(float bytes, Place place) {
+  Operation* what = unqueued.what;
   thread.runs = NULL;
-  if (!unqueued.what) return;
-  count_kernels(unqueued.what);
+  if (!what) return;
+  if (thread.launched && thread.launched < what->kernels) count_kernels(what);
   unqueued.returns = 1, unqueued.result_bytes = bytes, unqueued.result_place = place;
   append();
   unqueued.what = NULL;
 }
-void virtual_gpu_end_operator_with(const Touch* results, const uint64_t* places, int count) {
+void virtual_gpu_end_operator_with(const Touch* results, const Place* places, int count) {
   thread.runs = NULL;
-  if (!unqueued.what) return;
-  count_kernels(unqueued.what);
+  Operation* what = unqueued.what;
+  if (!what) return;
+  if (thread.launched && thread.launched < what->kernels) count_kernels(what);
   virtual_gpu_hold();
-  unqueued.what->results = virtual_gpu_results(virtual_gpu_slot(unqueued.device), results, places, count);
+  what->results = virtual_gpu_results(virtual_gpu_slot(unqueued.device), results, places, count);
   virtual_gpu_unlock();
   unqueued.what = NULL;
 }
@@ -134,7 +136,7 @@ void virtual_gpu_ease(double factor) {
   eased = factor;
   virtual_gpu_unlock();
 }
-void virtual_gpu_place_pending(const Touch* touches, const uint64_t* places, int touched) {
+void virtual_gpu_place_pending(const Touch* touches, const Place* places, int touched) {
   Operation* what = thread.runs;
   int count = thread.pending, all = thread.launched;
   thread.runs = NULL, thread.pending = 0, unqueued.what = NULL;
@@ -156,8 +158,9 @@ void virtual_gpu_place_pending(const Touch* touches, const uint64_t* places, int
 // ---- their kernels, and those of no operator
 
 int virtual_gpu_joins(void* stream) {
-  if (!thread.runs || !thread.runs->kernels || virtual_gpu_is_recording() || virtual_gpu_is_capturing()) return 0;
-  if (unqueued.kernel >= 0) append(), next_part();
+  Operation* what = thread.runs;
+  if (!what || !what->kernels || virtual_gpu_is_recording() || virtual_gpu_clock.capturing) return 0;
+  if (__builtin_expect(unqueued.kernel >= 0, 0)) append_part();
   unqueued.stream = stream, unqueued.arrives = virtual_gpu_arrival(), unqueued.kernel = thread.launched++;
   return 1;
 }

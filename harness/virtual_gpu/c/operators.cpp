@@ -7,7 +7,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
-#include <c10/core/GradMode.h>
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -23,15 +23,16 @@ namespace {
 
 // An operator with shapes that was described. Each line of the processor's cache that has to be read again is a good part
 // of what a call costs: what a call needs lies together, and what was described one after the other is side by side.
-struct alignas(128) Known {
+struct alignas(64) Known {
   uint64_t hash = 0;
   Operation* what = nullptr;
   Known* next = nullptr;           // what followed last time, in whichever thread
   const Touch* touched = nullptr;  // the arguments that its kernels touch; null until it was estimated
   Touch few[3];                    // `touched`, if these are enough
   short num_touched = 0;
-  char results[14] = {};  // a letter for each, as in Operation::accesses
-  std::string inputs;     // in JSON, for the estimate
+  bool writes = false;     // whether they write the first result
+  char results[16] = {};   // a letter for each, as in Operation::accesses
+  std::string inputs;      // in JSON, for the estimate
 };
 template <class Pointer>
 [[gnu::always_inline]] inline Pointer* load(Pointer* const& from) { return __atomic_load_n(&from, __ATOMIC_ACQUIRE); }
@@ -69,6 +70,7 @@ void learn_accesses(Known& found, Touches& touches) {
   std::lock_guard<std::mutex> guard(lock);
   if (found.touched) return;
   letters.copy(found.results, sizeof found.results - 1, end + 1);
+  found.writes = found.results[0] == 'w';
   found.num_touched = touches.size();
   Touch* to = touches.size() > std::size(found.few) ? new Touch[touches.size()] : found.few;
   std::copy(touches.begin(), touches.end(), to);
@@ -103,21 +105,21 @@ template struct Open<&Safe::kernel_>;
 // Tensors and their places, as the clock takes them.
 struct Together {
   std::vector<Touch> touches;
-  std::vector<uint64_t> places;
+  std::vector<Place> places;
   explicit Together(const Touches& from) : touches(from.begin(), from.end()) {
     for (const Touched& each : from) places.push_back(each.place);
   }
-  void told(void (*tell)(const Touch*, const uint64_t*, int)) { tell(touches.data(), places.data(), places.size()); }
+  void told(void (*tell)(const Touch*, const Place*, int)) { tell(touches.data(), places.data(), places.size()); }
 };
 
 // An operator that was begun. Ends it.
 struct Running {
   Known& found;
-  Touches touches{};  // what it touches, if it was not estimated
+  Touches* touches = nullptr;  // what it touches, if it was not estimated
   bool has_ended = false;
 
-  ~Running() {
-    if (!has_ended) end(0, 0);
+  [[gnu::always_inline]] ~Running() {
+    if (!has_ended) [[unlikely]] failed();
   }
   void returned(Values results) {
     Touches written = find_touched(results);
@@ -127,13 +129,15 @@ struct Running {
     else if (!has_settled()) Together(written).told(virtual_gpu_end_operator_with);
   }
   [[gnu::always_inline]] void returned(const at::Tensor& result) {
-    const c10::StorageImpl* storage = found.results[0] == 'w' ? storage_of(result) : nullptr;  // it has it for itself
-    bool is_touched = storage && (int64_t)storage->nbytes() >= SMALLEST;
-    end(is_touched ? storage->nbytes() : 0, is_touched ? place_of(result) : 0);
+    const c10::StorageImpl* storage = found.writes ? storage_of(result) : nullptr;  // it has it for itself
+    int64_t bytes = storage ? storage->nbytes() : 0;
+    if (bytes >= SMALLEST) end(bytes, place_of(result));
+    else end(0, 0);
   }
 
  private:
-  [[gnu::always_inline]] void end(float bytes, uint64_t place) {
+  [[gnu::cold, gnu::noinline]] void failed() { end(0, 0); }
+  [[gnu::always_inline]] void end(float bytes, Place place) {
     if (!has_settled()) virtual_gpu_end_operator(bytes, place);
   }
   [[gnu::always_inline]] bool has_settled() {
@@ -151,11 +155,22 @@ struct Running {
       estimate(what, found.inputs.c_str(), virtual_gpu_products());
       virtual_gpu_go_on(stopped);
     }
-    if (what->accesses) learn_accesses(found, touches);
-    else touches.clear();
-    Together(touches).told(virtual_gpu_place_pending);
+    Touches none, &its = touches ? *touches : none;
+    if (what->accesses) learn_accesses(found, its);
+    else its.clear();
+    Together(its).told(virtual_gpu_place_pending);
   }
 };
+
+// Whether a checkpointed block runs again: within backward, and recording operators for it. Between two operators that are
+// recorded in one thread, backward neither begins nor ends without others that are not.
+bool is_again() {
+  enum { UNKNOWN, NO, YES };
+  int& is = virtual_gpu_thread.is_again;
+  if (!c10::AutogradState::get_tls_state().get_grad_mode()) return is = UNKNOWN, false;
+  if (is == UNKNOWN) is = torch::autograd::get_current_graph_task_id() == -1 ? NO : YES;
+  return is == YES;
+}
 
 // Stands in front of an operator's CUDA kernel.
 class Watch : public c10::OperatorKernel {
@@ -181,15 +196,10 @@ class Watch : public c10::OperatorKernel {
     virtual_gpu_begin_operator(found->what);
     if (found->num_touched <= MOST_TOUCHED) [[likely]] {
       Call& call = virtual_gpu_call;
-      call.touched = found->num_touched;
-      for (int i = 0; i < found->num_touched; i++) {
-        call.touches[i] = touched[i];
-        call.places[i] = place_of(inputs.tensor(touched[i].argument, touched[i].item));
-      }
+      call.touched = found->num_touched, call.touches = touched;
+      for (int i = 0; i < found->num_touched; i++) call.places[i] = place_of(inputs.tensor(touched[i].argument, touched[i].item));
     } else {
-      std::vector<uint64_t> places;
-      for (int i = 0; i < found->num_touched; i++) places.push_back(place_of(inputs.tensor(touched[i].argument, touched[i].item)));
-      virtual_gpu_touches(touched, places.data(), places.size());
+      touch_many(*found, inputs);
     }
     Running running{*found};
     std::invoke_result_t<Run> results = run();
@@ -204,8 +214,7 @@ class Watch : public c10::OperatorKernel {
   // Null for tensors that stand for others: the operators on those are described instead.
   template <class Inputs>
   [[gnu::always_inline]] Known* describe(const Inputs& inputs, const Known* last) const {
-    // whether a checkpointed block runs again: within backward, and recording operators for it
-    bool again = c10::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1;
+    bool again = is_again();
     uint64_t hash = (uint64_t)this + again;
     if (!inputs.mix_into(hash)) return nullptr;
     Known* found = last ? load(last->next) : nullptr;
@@ -234,6 +243,13 @@ class Watch : public c10::OperatorKernel {
     else known_besides[hash] = found;
     return found;
   }
+  template <class Inputs>
+  [[gnu::cold, gnu::noinline]] static void touch_many(const Known& found, const Inputs& inputs) {
+    std::vector<Place> places;
+    for (int i = 0; i < found.num_touched; i++)
+      places.push_back(place_of(inputs.tensor(found.touched[i].argument, found.touched[i].item)));
+    virtual_gpu_touches(found.touched, places.data(), places.size());
+  }
   // What an operator touches, if it was estimated since, for another description of the same.
   template <class Inputs>
   [[gnu::cold]] static const Touch* learn(Known& found, const Inputs& inputs) {
@@ -246,7 +262,8 @@ class Watch : public c10::OperatorKernel {
   // arguments are gone when it returns.
   template <class Inputs, class Run>
   [[gnu::cold]] static std::invoke_result_t<Run> watch_unknown(Known& found, const Inputs& inputs, Run run) {
-    Running running{found, find_touched(Values(inputs.boxed()))};
+    Touches touches = find_touched(Values(inputs.boxed()));
+    Running running{found, &touches};
     virtual_gpu_begin_unknown(found.what);
     return run();
   }
@@ -280,7 +297,7 @@ struct UnboxedWatch<Result(Arguments...)> final : Watch {
   UnboxedWatch(const c10::OperatorHandle& op) : Watch(op) {}
   Result operator()(c10::DispatchKeySet keys, Arguments... arguments) {
     Unboxed<std::decay_t<Arguments>...> inputs{{arguments...}};
-    return watch(inputs, [&]() -> Result {
+    return watch(inputs, [&]() __attribute__((always_inline)) -> Result {
       return (original.*kernel_of(original)).template call<Result, Arguments...>(op, keys, arguments...);
     });
   }
@@ -306,11 +323,14 @@ c10::KernelFunction watch(const c10::OperatorHandle& op) {
   using Written = at::Tensor&;
   using Number = const at::Scalar&;
   using Maker = c10::KernelFunction (*)(const c10::OperatorHandle&);
+  using Size = c10::SymInt;
   static const std::unordered_map<std::string, Maker> makers = {
       {"Tensor ->Tensor ", unboxed<at::Tensor(Read)>},
       {"Tensor Tensor ->Tensor ", unboxed<at::Tensor(Read, Read)>},
       {"Tensor Scalar ->Tensor ", unboxed<at::Tensor(Read, Number)>},
       {"Tensor Tensor Scalar ->Tensor ", unboxed<at::Tensor(Read, Read, Number)>},
+      {"Tensor int[]? bool int? ->Tensor ", unboxed<at::Tensor(Read, at::OptionalIntArrayRef, bool, std::optional<at::ScalarType>)>},
+      {"Tensor int[] int int int int ->Tensor ", unboxed<at::Tensor(Read, c10::SymIntArrayRef, int64_t, Size, Size, Size)>},
       {"Tensor! ->Tensor! ", unboxed<Written(Written)>},
       {"Tensor! Tensor ->Tensor! ", unboxed<Written(Written, Read)>},
       {"Tensor! Scalar ->Tensor! ", unboxed<Written(Written, Number)>},

@@ -25,7 +25,7 @@ static struct {
   Capture capture;
   Graph* graph;
 } capturing[MAX_CAPTURING];
-static int num_capturing;
+#define num_capturing virtual_gpu_clock.capturing
 static Capture last_capture;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -73,7 +73,6 @@ static Capture capture_of(cudaStream_t stream) {
   pthread_mutex_unlock(&lock);
   return found;
 }
-int virtual_gpu_is_capturing(void) { return num_capturing; }
 int virtual_gpu_keeps(Operation* what, const Kernel* kernel, cudaStream_t stream, int64_t took_ns) {
   if (!num_capturing) return 0;
   Graph* graph = NULL;

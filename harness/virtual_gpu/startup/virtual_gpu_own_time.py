@@ -9,7 +9,7 @@ from virtual_gpu_keys import switched
 ROUNDS, CALLS = 5, 50
 """Of an operator, to measure the crossing."""
 
-following_ns = ctypes.c_int64.in_dll(ctypes.CDLL(None), "virtual_gpu_following_ns")
+following_ns = ctypes.c_int64.in_dll(ctypes.CDLL(None), "virtual_gpu_clock")
 """What c/clock.c leaves out of the program's time."""
 _crossing_ns = 0
 """What PyTorch takes to call a kernel in Python, and to be called back."""
