@@ -31,11 +31,14 @@ bool mix_value(uint64_t& hash, const at::Tensor& tensor) {
   if (!tensor.defined()) return mix(hash, 1), true;
   auto keys = tensor.key_set();  // the kind of device among them
   if (keys.has(DispatchKey::Python)) return false;
-  mix(hash, keys.raw_repr() ^ (uint64_t)tensor.scalar_type() << 56);
-  if (!keys.has_any(c10::DispatchKeySet(DispatchKey::Dense))) return true;
-  for (auto size : tensor.sizes()) mix(hash, size);
-  if (!tensor.is_contiguous())
-    for (auto stride : tensor.strides()) mix(hash, ~stride);
+  uint64_t mixed = hash;  // in a register
+  mix(mixed, keys.raw_repr() ^ (uint64_t)tensor.scalar_type() << 56);
+  if (keys.has_any(c10::DispatchKeySet(DispatchKey::Dense))) [[likely]] {
+    for (auto size : tensor.sizes()) mix(mixed, size);
+    if (!tensor.is_contiguous())
+      for (auto stride : tensor.strides()) mix(mixed, ~stride);
+  }
+  hash = mixed;
   return true;
 }
 bool mix_value(uint64_t& hash, bool value) { return mix(hash, 2 + value), true; }
@@ -161,13 +164,12 @@ struct Boxed {
 template <class... Types>
 struct Unboxed {
   std::tuple<const Types&...> values;
+  std::array<const void*, sizeof...(Types)> all =
+      std::apply([](const auto&... each) { return std::array<const void*, sizeof...(Types)>{&each...}; }, values);
   bool mix_into(uint64_t& hash) const {
     return std::apply([&hash](const auto&... each) { return (mix_value(hash, each) && ...); }, values);
   }
-  const at::Tensor& tensor(int argument, int) const {
-    auto all = std::apply([](const auto&... each) { return std::array<const void*, sizeof...(Types)>{&each...}; }, values);
-    return *(const at::Tensor*)all[argument];
-  }
+  const at::Tensor& tensor(int argument, int) const { return *(const at::Tensor*)all[argument]; }
   std::vector<IValue> boxed() const {
     return std::apply([](const auto&... each) { return std::vector<IValue>{each...}; }, values);
   }

@@ -90,6 +90,8 @@ typedef struct {
   int device;             // the current one
   void* last;             // for operators.cpp: the description of the last operator
   int is_again;           // for operators.cpp: see is_again(); 0 until it is known
+  int64_t at_ticks, at_ns;  // for launches.c: see host_ns()
+  double ns_per_tick;       // 0 until it is known
 } Thread;
 extern __thread Thread virtual_gpu_thread;
 

@@ -71,7 +71,7 @@ cudaError_t cudaLaunchKernel(
     const void* function, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
   CALLED;
   last_kernel = function;
-  if (!virtual_gpu_has_clock() || virtual_gpu_joins(stream)) return cudaSuccess;
+  if (virtual_gpu_joins(stream) || !virtual_gpu_has_clock()) return cudaSuccess;
   Kernel kernel = named(function, grid, block, shared);
   if (function == spin_kernel) virtual_gpu_spins(&kernel, *(int64_t*)arguments[0], stream);
   else virtual_gpu_launched(&kernel, stream);

@@ -157,15 +157,35 @@ void virtual_gpu_place_pending(const Touch* touches, const Place* places, int to
 
 // ---- their kernels, and those of no operator
 
+// The host's clock by the processor's counter, in a third of the time that clock_gettime takes. Each thread compares the
+// two about every millisecond, and uses the counter once it knows its rate from the last one.
+#ifdef __x86_64__
+enum { LONG = 1 << 22 };  // ticks, until they are compared again
+__attribute__((noinline)) static int64_t compared(uint64_t ticks, uint64_t passed) {
+  int64_t now = virtual_gpu_host_ns();
+  if (thread.at_ns && passed < LONG) return now;  // too short to tell a rate
+  thread.ns_per_tick = thread.at_ns && passed < 16ull * LONG ? (double)(now - thread.at_ns) / passed : 0;
+  thread.at_ticks = ticks, thread.at_ns = now;
+  return now;
+}
+static inline int64_t host_ns(void) {
+  uint64_t ticks = __builtin_ia32_rdtsc(), passed = ticks - thread.at_ticks;
+  if (__builtin_expect(passed >= LONG || !thread.ns_per_tick, 0)) return compared(ticks, passed);
+  return thread.at_ns + (int64_t)((int64_t)passed * thread.ns_per_tick);
+}
+#else
+static inline int64_t host_ns(void) { return virtual_gpu_host_ns(); }
+#endif
+
 int virtual_gpu_joins(void* stream) {
   Operation* what = thread.runs;
   if (!what || !what->kernels || virtual_gpu_is_recording() || virtual_gpu_clock.capturing) return 0;
   if (__builtin_expect(unqueued.kernel >= 0, 0)) append_part();
-  unqueued.stream = stream, unqueued.arrives = virtual_gpu_arrival(), unqueued.kernel = thread.launched++;
+  unqueued.stream = stream, unqueued.arrives = virtual_gpu_arrives(host_ns()), unqueued.kernel = thread.launched++;
   return 1;
 }
 void virtual_gpu_launched(const Kernel* kernel, void* stream) {
-  if (!virtual_gpu_has_clock() || virtual_gpu_joins(stream)) return;
+  if (virtual_gpu_joins(stream) || !virtual_gpu_has_clock()) return;
   Operation* what = thread.runs;
   if (!what) {
     char text[512];
@@ -207,7 +227,7 @@ void virtual_gpu_replay(const Kept* kernels, int count, void* stream) {
   for (int i = 0; i < count; i++) virtual_gpu_work(kernels[i].what, &kernels[i].kernel, stream, kernels[i].took_ns, arrives);
 }
 void virtual_gpu_multiplied(int type, long m, long n, long k, int batch, void* stream) {
-  if (!virtual_gpu_has_clock() || virtual_gpu_joins(stream)) return;
+  if (virtual_gpu_joins(stream) || !virtual_gpu_has_clock()) return;
   const char* dtype = type == CUDA_R_16BF ? "bf16" : type == CUDA_R_16F ? "fp16" : type == CUDA_R_32F ? "fp32"
                       : type == CUDA_R_64F ? "fp64" : type == CUDA_R_8I ? "int8" : "fp8";
   Kernel kernel = {type == CUDA_R_16BF  ? "cublas_gemm_bf16"

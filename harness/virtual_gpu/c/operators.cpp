@@ -164,11 +164,11 @@ struct Running {
 
 // Whether a checkpointed block runs again: within backward, and recording operators for it. Between two operators that are
 // recorded in one thread, backward neither begins nor ends without others that are not.
-bool is_again() {
+[[gnu::always_inline]] inline bool is_again() {
   enum { UNKNOWN, NO, YES };
   int& is = virtual_gpu_thread.is_again;
   if (!c10::AutogradState::get_tls_state().get_grad_mode()) return is = UNKNOWN, false;
-  if (is == UNKNOWN) is = torch::autograd::get_current_graph_task_id() == -1 ? NO : YES;
+  if (is == UNKNOWN) [[unlikely]] is = torch::autograd::get_current_graph_task_id() == -1 ? NO : YES;
   return is == YES;
 }
 

@@ -35,8 +35,9 @@ static inline int64_t virtual_gpu_ahead(void) {
   if (__builtin_expect(virtual_gpu_is_real_time(), 0)) passed = clock->before_real;
   return __atomic_load_n(&clock->skipped, __ATOMIC_RELAXED) + clock->while_real - passed;
 }
-// When a launch reaches the device that the host does now.
-static inline int64_t virtual_gpu_arrival(void) { return virtual_gpu_host_ns() + virtual_gpu_ahead() + virtual_gpu_clock.launch_ns; }
+// When a launch reaches the device that the host does at this moment of its own clock.
+static inline int64_t virtual_gpu_arrives(int64_t host_ns) { return host_ns + virtual_gpu_ahead() + virtual_gpu_clock.launch_ns; }
+static inline int64_t virtual_gpu_arrival(void) { return virtual_gpu_arrives(virtual_gpu_host_ns()); }
 
 // The streams' times are under a lock, which nobody holds for long; `hold` also finds the times of what is queued.
 static inline void virtual_gpu_lock(void) {
