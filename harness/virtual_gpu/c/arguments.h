@@ -148,6 +148,16 @@ Touches find_touched(Values values) {
   return found;
 }
 
+// Tensors and their places, as the clock takes them.
+struct Together {
+  std::vector<Touch> touches;
+  std::vector<Place> places;
+  explicit Together(const Touches& from) : touches(from.begin(), from.end()) {
+    for (const Touched& each : from) places.push_back(each.place);
+  }
+  void told(void (*tell)(const Touch*, const Place*, int)) { tell(touches.data(), places.data(), places.size()); }
+};
+
 // ---- the call
 
 // The arguments of a call: as values that say their types, or as they are.

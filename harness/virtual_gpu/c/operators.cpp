@@ -102,16 +102,6 @@ struct Open {
 };
 template struct Open<&Safe::kernel_>;
 
-// Tensors and their places, as the clock takes them.
-struct Together {
-  std::vector<Touch> touches;
-  std::vector<Place> places;
-  explicit Together(const Touches& from) : touches(from.begin(), from.end()) {
-    for (const Touched& each : from) places.push_back(each.place);
-  }
-  void told(void (*tell)(const Touch*, const Place*, int)) { tell(touches.data(), places.data(), places.size()); }
-};
-
 // An operator that was begun. Ends it.
 struct Running {
   Known& found;
