@@ -38,6 +38,8 @@ class Options:
     """The rank that runs alone."""
     late: bool = False
     """Whether work on a stream is done only once the host has waited for it, instead of at once."""
+    by_clock: bool = False
+    """Whether work on a stream is done when the clock says so, instead of at once."""
     clock: bool = True
     """Whether work on a stream takes the time that is estimated for it."""
     real_time: bool = False
@@ -68,6 +70,8 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         )
     if options.world_size is None and options.rank:
         raise InputError(f"--rank {options.rank}: of how many? Give --world-size too, to run one rank alone.")
+    if options.by_clock and (options.late or not options.clock):
+        raise InputError("--by-clock: leave out --late and --no-clock, which say otherwise.")
     variables = device_variables(options.gpu, options.gpus)
     preloaded = libraries()
     folder = preloaded[0].parent
@@ -87,7 +91,7 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
         "VIRTUAL_GPU_VALUES": str(int(options.values)),
         "VIRTUAL_GPU_ROUTING": options.routing,
-        "VIRTUAL_GPU_LATE": str(int(options.late)),
+        "VIRTUAL_GPU_OVER": str(2 if options.by_clock else int(options.late)),
         "VIRTUAL_GPU_CLOCK": str(int(options.clock)),
         "VIRTUAL_GPU_REAL_TIME": str(int(options.real_time)),
         "VIRTUAL_GPU_SUMMARY": "1",

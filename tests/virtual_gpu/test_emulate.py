@@ -85,6 +85,33 @@ print(reserved())
     assert late == ["64", "128", "False", "True", "192", "192", "192"]
 
 
+def test_memory_that_streams_share_is_free_when_the_clock_says_so(emulate) -> None:
+    code = """
+import torch
+side, mib = torch.cuda.Stream(), 1 << 20
+a = torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16)
+torch.cuda.Event(enable_timing=True).record()  # the clock starts
+with torch.cuda.stream(side):
+    a @ a
+def reserved(products):
+    before = torch.cuda.memory_reserved()
+    x = torch.empty(64 * mib, dtype=torch.uint8, device="cuda")
+    with torch.cuda.stream(side):
+        for _ in range(products):
+            torch.mm(a, a, out=a)
+    x.record_stream(side)
+    del x
+    return (torch.cuda.memory_reserved() - before) // mib
+print(reserved(10000), reserved(0), end=" ")  # 15 seconds of the device, far longer than the host takes
+torch.cuda.synchronize()
+print(reserved(0))
+"""
+    assert emulate(code=code, options=("--by-clock",)).stdout.split() == ["64", "64", "0"]
+    assert emulate(code=code).stdout.split() == ["64", "0", "0"]
+    both = emulate(code=code, options=("--by-clock", "--late"), status=2).stderr
+    assert "--by-clock: leave out --late and --no-clock" in both
+
+
 def test_an_out_of_memory_is_pytorch_s_own(emulate) -> None:
     code = "import torch; torch.empty(30 << 30, dtype=torch.uint8, device='cuda')"
     error = emulate(code=code, gpu="rtx-4090", status=1).stderr

@@ -49,6 +49,14 @@ def emulate(
             "Without it, at once. Memory that streams share is free again that late."
         ),
     ] = False,
+    by_clock: Annotated[
+        bool,
+        typer.Option(
+            "--by-clock",
+            help="What the device does is done when its clock says so, instead of at once. Memory that "
+            "streams share then depends on how fast this machine is.",
+        ),
+    ] = False,
     clock: Annotated[
         bool,
         typer.Option(help="Estimate times: events and torch.profiler show them, and at the end a step's."),
@@ -81,6 +89,7 @@ def emulate(
             world_size=world_size,
             rank=rank,
             late=late,
+            by_clock=by_clock,
             clock=clock,
             real_time=real_time,
         ),

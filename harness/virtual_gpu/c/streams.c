@@ -48,10 +48,12 @@ typedef struct {
   Work work;
 } Event;
 
-static int is_late(void) {
-  static int late = -1;
-  if (late < 0) late = virtual_gpu_number("VIRTUAL_GPU_LATE", 0);
-  return late;
+// When an event is over, for PyTorch's allocator.
+enum { AT_ONCE, LATE, BY_CLOCK };
+static int over(void) {
+  static int when = -1;
+  if (when < 0) when = virtual_gpu_number("VIRTUAL_GPU_OVER", AT_ONCE);
+  return when;
 }
 static int place_of(cudaStream_t stream) {
   for (int i = 1; i < num_streams; i++)
@@ -194,7 +196,8 @@ static int is_the_program(const void* caller) {
 cudaError_t cudaEventQuery(cudaEvent_t recorded) {
   Event* event = (Event*)recorded;
   pthread_mutex_lock(&work_lock);
-  int is_done = !is_late() || event->work[event->place] <= waited_for[event->place];
+  int is_done = over() == AT_ONCE || event->work[event->place] <= waited_for[event->place];
+  if (over() == BY_CLOCK) is_done |= event->at <= virtual_gpu_now();
   pthread_mutex_unlock(&work_lock);
   if (event->given_until > virtual_gpu_now() && virtual_gpu_has_clock() && is_the_program(__builtin_return_address(0)))
     is_done = 0;
