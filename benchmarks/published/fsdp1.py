@@ -3,7 +3,8 @@
     python -m benchmarks.published.fsdp1 SOURCES [ROW ...]
 
 writes profiles/published/fsdp1.json. It needs PyTorch's CUDA build and no GPU: rank 0 of a row runs alone on
-a virtual GPU, twice: with a device that is fast without an end, and with one as slow as can be (`--late`).
+a virtual GPU, three times: with a device that is fast without an end, with one that takes what is estimated
+(`--by-clock`), and with one as slow as can be (`--late`).
 SOURCES is a folder with transformers and peft of the day, as FETCH below makes it; PyTorch, bitsandbytes and
 the kernels are today's, but for bitsandbytes' 4-bit product. What train.py does (commit 05ed9f2, functions
 `fsdp_main` and `load_and_quantize`) is stated here, in its order. Rows that are there already, of the same
@@ -87,13 +88,13 @@ def _on_virtual_gpus(sources: Path, names: list[str]) -> Iterator[dict[str, Any]
 
 def print_here(names: list[str]) -> None:
     """In a process on virtual GPUs: a line of JSON for each row. Memory that FSDP1 shares between streams is
-    free again at once, or when the host has waited."""
+    free again at once, when the clock says so, or when the host has waited."""
     import peft  # noqa: F401  (once, for all that are forked)
 
     for name in names:
         found: dict[str, Any] = {"id": name}
-        for when, late in (("at_once", "0"), ("late", "1")):
-            os.environ["VIRTUAL_GPU_LATE"] = late
+        for when, number in (("at_once", "0"), ("by_clock", "2"), ("late", "1")):
+            os.environ["VIRTUAL_GPU_OVER"] = number
             with get_context("fork").Pool(1) as process:
                 try:
                     found[when] = process.apply(peaks, (_rows()[name],))
