@@ -1,8 +1,8 @@
 // Streams, events and graphs. Events have the times of clock.c, and a thread that waits for one waits until then. When
 // PyTorch's allocator asks whether an event is over, the answer is another one, so that memory does not depend on the
-// speed of the host: work on a stream is done at once; or as late as can be, when the host has waited for it; or, if the user
-// asks for it, when the clock says so. A captured graph keeps its kernels for the clock. Which streams take part in a capture is kept too:
-// PyTorch's allocator asks, since their memory comes from the graph's own pool.
+// speed of the host: work on a stream is done at once; or as late as can be, when the host has waited for it; or, if the
+// user asks for it, when the clock says so. A captured graph keeps its kernels for the clock. Which streams take part in a
+// capture is kept too: PyTorch's allocator asks, since their memory comes from the graph's own pool.
 #define _GNU_SOURCE
 #include "streams.h"
 #include "activity.h"
