@@ -29,7 +29,7 @@ from benchmarks.published.cases import FOLDER
 from benchmarks.published.device import AS_THEN
 from harness.system.files import write_whole
 from harness.system.versions import provenance
-from harness.virtual_gpu import Options, emulated_device, surroundings
+from harness.virtual_gpu import OVER, Options, emulated_device, surroundings
 
 RESULTS = FOLDER / "fsdp1.json"
 DAY = "transformers-4.37.2"
@@ -93,8 +93,8 @@ def print_here(names: list[str]) -> None:
 
     for name in names:
         found: dict[str, Any] = {"id": name}
-        for when, number in (("at_once", "0"), ("by_clock", "2"), ("late", "1")):
-            os.environ["VIRTUAL_GPU_OVER"] = number
+        for when in ("at_once", "by_clock", "late"):
+            os.environ["VIRTUAL_GPU_OVER"] = OVER[when]
             with get_context("fork").Pool(1) as process:
                 try:
                     found[when] = process.apply(peaks, (_rows()[name],))

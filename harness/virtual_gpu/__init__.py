@@ -23,4 +23,4 @@ from harness.virtual_gpu.device import (
     start_clock,
     where_times_are_from,
 )
-from harness.virtual_gpu.launch import Options, emulate, not_found, outside, surroundings
+from harness.virtual_gpu.launch import OVER, Options, emulate, not_found, outside, surroundings

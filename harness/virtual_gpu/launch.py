@@ -46,6 +46,8 @@ class Options:
     """Whether a thread that waits for the device really sleeps, so that the host's own clock shows it."""
 
 
+OVER = {"at_once": "0", "late": "1", "by_clock": "2"}
+"""When work on a stream is over, for PyTorch's allocator, as c/streams.c counts."""
 CHOICES = {
     "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN",
     "TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS": "ATEN",
@@ -91,7 +93,7 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
         "VIRTUAL_GPU_VALUES": str(int(options.values)),
         "VIRTUAL_GPU_ROUTING": options.routing,
-        "VIRTUAL_GPU_OVER": str(2 if options.by_clock else int(options.late)),
+        "VIRTUAL_GPU_OVER": OVER["by_clock" if options.by_clock else "late" if options.late else "at_once"],
         "VIRTUAL_GPU_CLOCK": str(int(options.clock)),
         "VIRTUAL_GPU_REAL_TIME": str(int(options.real_time)),
         "VIRTUAL_GPU_SUMMARY": "1",

@@ -98,18 +98,21 @@ void virtual_gpu_touches(const Touch* touches, const Place* places, int count) {
   virtual_gpu_unlock();
 }
 // Where an operator tries several plans in its first call, as cuDNN's benchmark does, the later calls launch fewer kernels.
-__attribute__((noinline, cold)) static void count_kernels(Operation* what) {
+__attribute__((noinline, cold)) static void counts_fewer(Operation* what) {
   virtual_gpu_lock();
   find_queued();
   what->kernels = thread.launched;
   if (what->product > what->kernels) what->product = 0;
   virtual_gpu_unlock();
 }
+static inline void count_kernels(Operation* what) {
+  if (thread.launched && thread.launched < what->kernels) counts_fewer(what);
+}
 void virtual_gpu_end_operator(float bytes, Place place) {
   Operation* what = unqueued.what;
   thread.runs = NULL;
   if (!what) return;
-  if (thread.launched && thread.launched < what->kernels) count_kernels(what);
+  count_kernels(what);
   unqueued.returns = 1, unqueued.result_bytes = bytes, unqueued.result_place = place;
   append();
   unqueued.what = NULL;
@@ -118,7 +121,7 @@ void virtual_gpu_end_operator_with(const Touch* results, const Place* places, in
   thread.runs = NULL;
   Operation* what = unqueued.what;
   if (!what) return;
-  if (thread.launched && thread.launched < what->kernels) count_kernels(what);
+  count_kernels(what);
   virtual_gpu_hold();
   what->results = virtual_gpu_results(virtual_gpu_slot(unqueued.device), results, places, count);
   virtual_gpu_unlock();
