@@ -2,10 +2,11 @@
 
 A card costs the same whatever it runs, so that the fastest is also the cheapest a token. Two simulations of
 each variant with few layers, on one card and timed on all, say about how time and memory grow with the rows;
-what looks fastest on a card is then simulated on that card with all layers, until something is seen to fit.
+what looks fastest on a card is then simulated at its own sizes on that card, until something is seen to fit.
+One of each variant that is chosen is simulated with all layers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,8 @@ from harness.architecture import load_shape
 from harness.errors import InputError
 from harness.fit.changes import WORTHWHILE, by_arithmetic, changed, overrides
 from harness.fit.offers import UNSURE, Offer, simulated
-from harness.fit.simulations import Simulations, all_at_once, simulations_on
+from harness.fit.simulations import Simulations, all_at_once, in_two_processes, simulations_on
+from harness.formula import NotRepeated
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
 
@@ -65,44 +67,63 @@ def best_offers(
     """
     new = [alike for alike in kinds if float(alike[0].datasheet.compute_capability) >= FLASH_SINCE]
     old = [alike for alike in kinds if alike not in new]
-    return [offer for some in (new, old) if some for offer in _Search(recipe, some, told).offers()]
+    offers = list[Offer]()
+    for some in filter(None, (new, old)):
+        try:
+            offers += _Search(recipe, some, told, few_layers=True).offers()
+        except NotRepeated:
+            offers += _Search(recipe, some, told, few_layers=False).offers()
+    return offers
 
 
 class _Search:
     """The search among a recipe's variants, on kinds of devices whose kernels take about the same memory."""
 
-    def __init__(self, recipe: Recipe, kinds: Sequence[list[Hardware]], told: Callable[[str], None]) -> None:
-        self.recipe, self.kinds = recipe, kinds
+    def __init__(
+        self,
+        recipe: Recipe,
+        kinds: Sequence[list[Hardware]],
+        told: Callable[[str], None],
+        *,
+        few_layers: bool,
+    ) -> None:
+        self.recipe, self.kinds, self.few_layers = recipe, kinds, few_layers
         self.devices = [device for alike in sorted(kinds, key=len, reverse=True) for device in alike]
         """All devices, those of the largest kind first. The variants are simulated on the first of all."""
         self.told = told
+        self.chosen: dict[str, tuple[Simulations, Recipe]] = {}
+        """By variant, one recipe that is the best of a device."""
 
-    def offers(self) -> Iterator[Offer]:
-        """The best of each device."""
+    def offers(self) -> list[Offer]:
+        """The best of each device. Raises NotRepeated as Simulations.confirm does."""
         variants = list(self._variants())
         ends = dict.fromkeys(sizes[end] for sizes in variants for end in (0, -1))
         all_at_once((simulations_on(self.devices, self.told, few_layers=True), size) for size in ends)
         guesses = simulations_on(self.devices, self.told, few_layers=True)
         known = [sizes for sizes in variants if _can_be_simulated(sizes, guesses)]
         if not known:
-            return
+            return []
         for warning in guesses.with_plenty(known[0][0]).warnings:
             self.told(f"warning: {warning}")
         tries = {device.name: _tries(self.recipe, device, known, guesses) for device in self.devices}
         guesses.keep()
         all_at_once(
-            (simulations_on(alike, self.told), wanted)
+            (simulations_on(alike, self.told, few_layers=self.few_layers), wanted)
             for alike in self.kinds
             for wanted in dict.fromkeys(
                 one.recipe for device in alike for one in _likely(device, tries[device.name])
             )
         )
-        for alike in self.kinds:
-            own = simulations_on(alike, self.told)  # new ones find what other processes left in the cache
+        offers = list[Offer]()
+        for alike in self.kinds:  # new simulations find what other processes left in the cache
+            own = simulations_on(alike, self.told, few_layers=self.few_layers)
             for device in alike:
                 with suppress(InputError):
-                    yield self._best(device, tries[device.name], own)
+                    offers.append(self._best(device, tries[device.name], own))
             own.keep()
+        chosen = [*self.chosen.values()]
+        in_two_processes(lambda: _confirm(chosen[::2]), lambda: _confirm(chosen[1::2]))
+        return offers
 
     def _best(self, device: Hardware, tries: list[_Try], simulations: Simulations) -> Offer:
         """The fastest on the device that fits, or one that is nearly as fast with fewer changes."""
@@ -116,6 +137,10 @@ class _Search:
                 micro_batch_size=one.recipe.micro_batch_size,
             )
 
+        def chosen(one: _Try, offer: Offer) -> Offer:
+            self.chosen.setdefault(offer.overrides, (simulations, one.recipe))
+            return offer
+
         def first_that_fits(some: list[_Try]) -> tuple[_Try, Offer]:
             """The first that fits with something to spare; or else that fits; or else any."""
             seen: list[tuple[_Try, Offer]] = []
@@ -127,12 +152,14 @@ class _Search:
 
         may_fit = _may_fit(device, tries)
         if not may_fit:
-            return offer_of(_likely(device, tries)[0])
+            least = _likely(device, tries)[0]
+            return chosen(least, offer_of(least))
         best, offer = first_that_fits(may_fit)
-        _, simplest = first_that_fits(_nearly_as_fast(best, may_fit))
+        simpler, simplest = first_that_fits(_nearly_as_fast(best, may_fit))
         roomy = simplest.fits and (offer.tight or not simplest.tight)
         enough = (offer.tokens_per_s or 0) * (1 - WORTH_CHANGING)
-        return simplest if roomy and (simplest.tokens_per_s or 0) >= enough else offer
+        simple = roomy and (simplest.tokens_per_s or 0) >= enough
+        return chosen(simpler, simplest) if simple else chosen(best, offer)
 
     def _variants(self) -> Iterator[list[Recipe]]:
         """The sizes of each variant: from one row to as many as are enough or may fit the largest device."""
@@ -147,6 +174,11 @@ class _Search:
                 may_fit = [one for one in sizes if needs(one) * (1 - UNSURE) <= largest]
                 if may_fit or not fields:
                     yield may_fit or sizes[:1]
+
+
+def _confirm(chosen: Iterable[tuple[Simulations, Recipe]]) -> None:
+    for simulations, recipe in chosen:
+        simulations.confirm(recipe)
 
 
 def _can_be_simulated(sizes: list[Recipe], simulations: Simulations) -> bool:

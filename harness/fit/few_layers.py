@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -90,6 +91,12 @@ def _without_sizes(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1})
 
 
+@lru_cache(maxsize=8)
+def _repeated(recipe: Recipe) -> list[RepeatedLayers]:
+    """One for each sequence of requests of `recipe` that was seen, at different sizes or on other devices."""
+    return []
+
+
 class _Model:
     """The model of one recipe, cut to few layers. Raises NotRepeated if its layers do not repeat."""
 
@@ -106,8 +113,7 @@ class _Model:
         self._paths: dict[int, str] = {}
         """The paths of the configs that were cut, by number of layers."""
         self._fewest, self._period = self._choose(recipe)
-        self._known: list[RepeatedLayers] = []
-        """One for each sequence of requests that was seen at different sizes."""
+        self._known = _repeated(_without_sizes(recipe))
 
     @property
     def is_worth_timing(self) -> bool:

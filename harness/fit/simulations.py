@@ -205,6 +205,7 @@ class Simulations:
         """Simulate at these sizes: with few layers where that is wanted and possible, otherwise with all."""
         formula = self.formula(recipe)
         if self._few_layers is not None and not formula.refused:
+            self._tell("few layers ", recipe)
             at_once = partial(in_two_processes, simulated=recipe)
             found = self._few_layers.simulated(recipe, timed=timed, at_once=at_once)
             if found is not None:
@@ -212,6 +213,12 @@ class Simulations:
                 formula.learn(found.log, found.profile, found.labels, times, whole=False)
                 return save(formula)
         return self.simulated(recipe)
+
+    def _tell(self, what: str, recipe: Recipe) -> str:
+        """Tell that `what` is simulated, and return the recipe's sizes in words."""
+        sizes = f"{counted(recipe.micro_batch_size, recipe.unit)} of {recipe.seq_len:,} tokens"
+        self.told(f"simulating {what}on {self.hardware.name}: {sizes}")
+        return sizes
 
     def simulated(self, recipe: Recipe) -> None:
         """Simulate at these sizes with all layers. Raises CannotDivide, at once if it was raised before."""
@@ -221,8 +228,7 @@ class Simulations:
         from harness.simulate import simulate_for_devices
 
         which = f"rank 0 of {recipe.world_size} " if recipe.world_size > 1 else ""
-        rows = counted(recipe.micro_batch_size, recipe.unit)
-        self.told(f"simulating {which}on {self.hardware.name}: {rows} of {recipe.seq_len:,} tokens")
+        sizes = self._tell(which, recipe)
         try:
             profile, memory, times = simulate_for_devices(recipe, self.devices, self.settings)
         except CannotDivide as error:
@@ -231,7 +237,7 @@ class Simulations:
         else:
             if not memory.log.has_step:
                 raise InputError(
-                    f"the inputs of {rows} of {recipe.seq_len:,} tokens alone are larger than "
+                    f"the inputs of {sizes} alone are larger than "
                     f"{self.hardware.name}. Give a smaller micro_batch_size or seq_len."
                 )
             by_device = {timed_on(device): times[device.name] for device in self.devices}

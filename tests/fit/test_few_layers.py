@@ -9,12 +9,13 @@ import pytest
 
 from harness.allocator import parse_settings
 from harness.errors import InputError
-from harness.fit import fit_confirmed, fit_exact, simulations
+from harness.fit import compare_hardware, fit_confirmed, fit_exact, simulations
 from harness.fit.few_layers import FewLayers
 from harness.fit.simulations import Simulations, all_at_once, both_at_once
 from harness.formula import NotRepeated, Point, RepeatedLayers, point_of
 from harness.hardware import find_hardware, with_memory
 from harness.recipe import Recipe
+from harness.simulate import simulate
 from tests.support.long import long
 from tests.support.places import MODELS
 from tests.support.tiny import tiny
@@ -97,23 +98,32 @@ def test_a_search_finds_the_same_and_has_seen_it_with_all_layers(
     assert whole.as_json() == found.as_json()
 
 
-@long
-def test_few_layers_that_were_wrong_are_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[int, int]]
-) -> None:
+@pytest.fixture
+def _wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is derived from few layers has one layer less than the model."""
     right = RepeatedLayers.at
+    monkeypatch.setattr(RepeatedLayers, "at", lambda self, n, *logs: right(self, n - (n > 2), *logs))
 
-    def wrong(self: RepeatedLayers, times: int, *logs: Any) -> Any:
-        log, alike = right(self, times, *logs)
-        if times > 2:
-            log.born(-1, MIB)
-        return log, alike
 
-    monkeypatch.setattr(RepeatedLayers, "at", wrong)
+@long
+@pytest.mark.usefixtures("_wrong")
+def test_few_layers_that_were_wrong_are_not_believed(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
     recipe = deep(tmp_path, optimizer="sgd", micro_batch_size=400)
     found = fit_confirmed(recipe, SMALL, PLAIN).largest["micro_batch_size"].value
     assert found == fit_exact(recipe, Simulations(SMALL, PLAIN)).value
     assert len(asked) > 2
+
+
+@long
+@pytest.mark.usefixtures("_wrong")
+def test_the_best_of_a_device_is_that_of_all_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: [H100])
+    recipe = deep(tmp_path, seq_len=2**13, micro_batch_size=1)
+    (offer,) = compare_hardware(recipe, {}, best=True)
+    whole = simulate(recipe.model_copy(update={"micro_batch_size": offer.micro_batch_size}), H100)[0]
+    assert offer.overrides == ""
+    assert offer.required_bytes == whole.memory.process_bytes
+    assert offer.tokens_per_s == pytest.approx(whole.step.tokens_per_s)
 
 
 @pytest.mark.parametrize(
