@@ -9,7 +9,7 @@ from harness.architecture import find_config, read_config
 from harness.errors import InputError
 from harness.fit.few_layers import decoder_config
 from harness.fit.simulations import Simulations
-from harness.formula import Piece, Point, Term, Terms, in_dimensions, point_of, terms_at_peak
+from harness.formula import NotRepeated, Piece, Point, Term, Terms, in_dimensions, point_of, terms_at_peak
 from harness.hardware import Hardware
 from harness.recipe import Recipe
 from harness.units import in_gib
@@ -133,18 +133,27 @@ class DerivedFormula:
 
 def derive(recipe: Recipe, hardware: Hardware, name: str = "recipe") -> DerivedFormula:
     """The formula at the recipe's sizes. It is exact from these up to larger ones, if the step makes the same
-    requests there. Raises InputError for a recipe that cannot be simulated."""
-    simulations, point = Simulations(hardware), point_of(recipe)
-    formula = simulations.formula(recipe)
+    requests there. A model whose layers repeat is simulated with few of them, and at the recipe's sizes with
+    all. Raises InputError for a recipe that cannot be simulated."""
+    try:
+        return _derive(Simulations(hardware, few_layers=True), recipe, name)
+    except NotRepeated:
+        return _derive(Simulations(hardware), recipe, name)
+
+
+def _derive(simulations: Simulations, recipe: Recipe, name: str) -> DerivedFormula:
+    """The same, by these simulations. Raises NotRepeated as Simulations.confirm does."""
+    formula, point = simulations.formula(recipe), point_of(recipe)
     for other in _points(point):
         known = formula.knowing(point)
         if known is not None and known.sure and any(map(known.knows, _next_to(point))):
             break
         try:
-            simulations.simulated(recipe.model_copy(update=other._asdict()))
+            simulations.simulate(recipe.model_copy(update=other._asdict()))
         except InputError:
             if other == point:
                 raise  # the recipe itself, and not one with larger sizes
+    simulations.confirm(recipe)
     simulations.keep()
     piece = formula.knowing(point)
     assert piece is not None

@@ -93,7 +93,7 @@ class Simulations:
     def time(self, recipe: Recipe) -> None:
         """Simulate at these very sizes unless that was done: no formula gives the time at other sizes."""
         if not self.is_timed(recipe):
-            self._simulate(recipe, timed=True)
+            self.simulate(recipe, timed=True)
             self._profiles.clear()
 
     def is_timed(self, recipe: Recipe) -> bool:
@@ -179,7 +179,7 @@ class Simulations:
     def _learn(self, recipe: Recipe) -> None:
         """Simulate at these sizes, unless the formula is exact there."""
         if not self.knows(recipe):
-            self._simulate(recipe)
+            self.simulate(recipe)
 
     def confirm(self, recipe: Recipe) -> None:
         """Simulate the model with all of its layers, unless that was done, to see that it makes the requests
@@ -201,7 +201,7 @@ class Simulations:
         whole, point = self.formula(recipe).knowing(point_of(recipe)), point_of(recipe)
         return bool(few and whole and whole.add(Piece.of(few.log, point, whole=False)))
 
-    def _simulate(self, recipe: Recipe, *, timed: bool = False) -> None:
+    def simulate(self, recipe: Recipe, *, timed: bool = False) -> None:
         """Simulate at these sizes: with few layers where that is wanted and possible, otherwise with all."""
         formula = self.formula(recipe)
         if self._few_layers is not None and not formula.refused:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.allocator import parse_settings
 from harness.errors import InputError
-from harness.fit import compare_hardware, fit_confirmed, fit_exact, simulations
+from harness.fit import compare_hardware, derive, fit_confirmed, fit_exact, simulations
 from harness.fit.few_layers import FewLayers
 from harness.fit.simulations import Simulations, all_at_once, both_at_once
 from harness.formula import NotRepeated, Point, RepeatedLayers, point_of
@@ -124,6 +124,15 @@ def test_the_best_of_a_device_is_that_of_all_layers(tmp_path: Path, monkeypatch:
     assert offer.overrides == ""
     assert offer.required_bytes == whole.memory.process_bytes
     assert offer.tokens_per_s == pytest.approx(whole.step.tokens_per_s)
+
+
+@long
+@pytest.mark.usefixtures("_wrong")
+def test_the_formula_is_that_of_all_layers(tmp_path: Path) -> None:
+    recipe = deep(tmp_path)
+    found, whole = derive(recipe, H100), simulate(recipe, H100)[0]
+    assert found.exact
+    assert found.terms.total_bytes == whole.memory.peak_allocated_bytes
 
 
 @pytest.mark.parametrize(
