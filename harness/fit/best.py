@@ -17,8 +17,13 @@ from harness.architecture import load_shape
 from harness.errors import InputError
 from harness.fit.changes import WORTHWHILE, by_arithmetic, changed, overrides
 from harness.fit.offers import UNSURE, Offer, simulated
-from harness.fit.simulations import Simulations, all_at_once, in_two_processes, simulations_on
-from harness.formula import NotRepeated
+from harness.fit.simulations import (
+    Simulations,
+    all_at_once,
+    few_layers_first,
+    in_two_processes,
+    simulations_on,
+)
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
 
@@ -67,13 +72,11 @@ def best_offers(
     """
     new = [alike for alike in kinds if float(alike[0].datasheet.compute_capability) >= FLASH_SINCE]
     old = [alike for alike in kinds if alike not in new]
-    offers = list[Offer]()
-    for some in filter(None, (new, old)):
-        try:
-            offers += _Search(recipe, some, told, few_layers=True).offers()
-        except NotRepeated:
-            offers += _Search(recipe, some, told, few_layers=False).offers()
-    return offers
+
+    def search(some: list[list[Hardware]]) -> list[Offer]:
+        return few_layers_first(lambda few: _Search(recipe, some, told, few_layers=few).offers())
+
+    return [offer for some in (new, old) if some for offer in search(some)]
 
 
 class _Search:

@@ -27,8 +27,7 @@ from harness.fit.search import (
     needs_of,
     usable_bytes,
 )
-from harness.fit.simulations import Simulations, both_at_once, by_simulation
-from harness.formula import NotRepeated
+from harness.fit.simulations import Simulations, both_at_once, by_simulation, few_layers_first
 from harness.hardware import Hardware
 from harness.recipe import Recipe, on_more_ranks
 from harness.step_profile import StepProfile, verdict
@@ -110,10 +109,7 @@ def fit_confirmed(
     except InputError as error:
         arithmetic, unknown = None, error
     confirming = partial(_Confirming, recipe, hardware, settings, arithmetic, unknown, told)
-    try:
-        return confirming(few_layers=True).answer()
-    except NotRepeated:
-        return confirming(few_layers=False).answer()
+    return few_layers_first(lambda few: confirming(few_layers=few).answer())
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Any
 from harness.architecture import find_config, read_config
 from harness.errors import InputError
 from harness.fit.few_layers import decoder_config
-from harness.fit.simulations import Simulations
-from harness.formula import NotRepeated, Piece, Point, Term, Terms, in_dimensions, point_of, terms_at_peak
+from harness.fit.simulations import Simulations, few_layers_first
+from harness.formula import Piece, Point, Term, Terms, in_dimensions, point_of, terms_at_peak
 from harness.hardware import Hardware
 from harness.recipe import Recipe
 from harness.units import in_gib
@@ -135,10 +135,7 @@ def derive(recipe: Recipe, hardware: Hardware, name: str = "recipe") -> DerivedF
     """The formula at the recipe's sizes. It is exact from these up to larger ones, if the step makes the same
     requests there. A model whose layers repeat is simulated with few of them, and at the recipe's sizes with
     all. Raises InputError for a recipe that cannot be simulated."""
-    try:
-        return _derive(Simulations(hardware, few_layers=True), recipe, name)
-    except NotRepeated:
-        return _derive(Simulations(hardware), recipe, name)
+    return few_layers_first(lambda few: _derive(Simulations(hardware, few_layers=few), recipe, name))
 
 
 def _derive(simulations: Simulations, recipe: Recipe, name: str) -> DerivedFormula:

@@ -204,7 +204,7 @@ class Simulations:
     def simulate(self, recipe: Recipe, *, timed: bool = False) -> None:
         """Simulate at these sizes: with few layers where that is wanted and possible, otherwise with all."""
         formula = self.formula(recipe)
-        if self._few_layers is not None and not formula.refused:
+        if self._few_layers is not None and self.can_cut(recipe) and not formula.refused:
             self._tell("few layers ", recipe)
             at_once = partial(in_two_processes, simulated=recipe)
             found = self._few_layers.simulated(recipe, timed=timed, at_once=at_once)
@@ -251,6 +251,14 @@ def simulations_on(
 ) -> Simulations:
     """Simulations on the first of `devices`, which time the step on all of them."""
     return Simulations(devices[0], told=told, alike=devices[1:], few_layers=few_layers)
+
+
+def few_layers_first(search: Callable[[bool], A]) -> A:
+    """What `search` finds with few layers; where a model's layers do not repeat, with all of them."""
+    try:
+        return search(True)
+    except NotRepeated:
+        return search(False)
 
 
 def all_at_once(wanted: Iterable[tuple[Simulations, Recipe]]) -> None:
